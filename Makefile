@@ -24,7 +24,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint bench upstream docs clean
+.PHONY: help setup demo test test-long lint bench gpu-pack upstream docs clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /make \1	/' | expand -t 16
@@ -62,6 +62,9 @@ lint: setup  ## Check style and types
 
 bench: setup  ## Run the benchmarks of ci/bench, or one: BENCH=name
 	$(BIN)/python -m ci.bench $(BENCH)
+
+gpu-pack: setup  ## Make the packages for a GPU machine without a network, in pieces, in build/gpu (3 minutes or more)
+	$(BIN)/python -m ci.gpu.pack --into build/gpu
 
 upstream: setup  ## Compare with upstream: UPSTREAM="check" or "ab", with arguments
 	$(BIN)/python -m ci.upstream $(UPSTREAM)

@@ -12,13 +12,11 @@ settings of one switch;
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from verl_fuse.feature import Feature
+from verl_fuse.feature import SWITCH, Feature
 from verl_fuse.simulate.compare import StrategyResult
 from verl_fuse.simulate.recorded import Replay
 from verl_fuse.spec.timeline import GENERATION
 
-SWITCH = ("+fuse=default", "trainer.v1.trainer_mode=fuse")
-"""Overrides that switch verl-fuse on, in observe mode."""
 LEAST_GAIN_SHARE = 0.01
 
 Features = Mapping[str, Feature]

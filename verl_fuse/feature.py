@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from verl_fuse.simulate.recorded import Recording, Saving
 
 PresetName = Literal["observe", "safe", "fast"]
+# Overrides of verl's configuration that switch verl-fuse on, in observe mode.
+SWITCH = ("+fuse=default", "trainer.v1.trainer_mode=fuse")
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class Feature:
     beside them, by the presets that try the feature. `idle` returns the reason why it has nothing to do in a run,
     `slower` the measurement by which it makes a run slower, or None.
 
-    `measured` is the time of stock verl over that with the feature, in the bench that its README names (1: no gain was
-    measured). `strategy` is the simulator's (verl_fuse/simulate/options.py), empty where it has none; `beside` the
-    feature whose strategy is part of it, and whose gain is not its own. `saving` is its saving on a recorded run, which
-    is a `bound` where no run can reach it; `most` tells the most it could save where a replay cannot tell, by the
-    seconds of each stage.
+    `measured`: seconds of stock verl over seconds with the feature, of a step or of the part of it that the feature
+    shortens, as its README has them (1: no gain was measured). `strategy` is the simulator's
+    (verl_fuse/simulate/options.py), empty where it has none; `beside` the feature whose strategy is part of it, and
+    whose gain is not its own. `saving` is its saving on a recorded run, which is a `bound` where no run can reach it;
+    `most` tells the most it could save where a replay cannot tell, by the seconds of each stage.
     """
 
     name: str

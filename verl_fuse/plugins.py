@@ -11,15 +11,16 @@ import dataclasses
 import difflib
 import inspect
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import cast
+from typing import cast, get_args
 
 import pluggy
 
 from verl_fuse import __version__, hookspecs
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import Feature
+from verl_fuse.feature import Feature, PresetName
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, features_of
 
 PLUGIN_GROUP = "verl_fuse"
 
@@ -57,7 +58,7 @@ class Source:
             found = self.entry_point.load()
             return found() if isinstance(found, type) else found
         except Exception as error:
-            raise FuseError(f"{self} failed to load: {type(error).__name__}: {error}") from error
+            raise FuseError(f"{self} failed to load: {_described(error)}") from error
 
 
 def discover() -> tuple[Source, ...]:
@@ -118,23 +119,47 @@ def config_blocks(manager: pluggy.PluginManager) -> dict[str, type]:
 
 
 def features(manager: pluggy.PluginManager) -> dict[str, Feature]:
-    """Return the records of all features by name, in order of registration."""
+    """Return the records of all features by name, in order of registration; a FuseError names a plugin whose record
+    cannot be used."""
     blocks, found = config_blocks(manager), dict[str, Feature]()
     for impl in manager.hook.fuse_features.get_hookimpls():
-        for feature in cast(Sequence[Feature], impl.function()):
-            plugin, _, key = feature.switch.partition(".")
-            if plugin != impl.plugin_name or key not in {field.name for field in dataclasses.fields(blocks[plugin])}:
-                raise FuseError(
-                    f"plugin {impl.plugin_name!r}: the switch {feature.switch!r} of its feature {feature.name!r} is no "
-                    f"key of fuse.{impl.plugin_name}"
-                )
-            if feature.name in found:
-                raise FuseError(
-                    f"plugin {impl.plugin_name!r}: its feature {feature.name!r} has the name of a feature of "
-                    f"{found[feature.name].switch.partition('.')[0]!r}"
-                )
+        try:
+            records = tuple(cast(Iterable[Feature], impl.function()))
+        except Exception as error:
+            raise FuseError(f"plugin {impl.plugin_name!r}: fuse_features failed: {_described(error)}") from error
+        for feature in records:
+            if fault := _fault(feature, impl.plugin_name, blocks, found):
+                raise FuseError(f"plugin {impl.plugin_name!r}: feature {getattr(feature, 'name', feature)!r}: {fault}")
             found[feature.name] = feature
     return found
+
+
+def _fault(feature: Feature, plugin: str, blocks: Mapping[str, type], found: Mapping[str, Feature]) -> str | None:
+    """Return the fault of a record of this plugin, or None."""
+    if not isinstance(feature, Feature):
+        return "needs to be a verl_fuse.feature.Feature"
+    if not _NAME.fullmatch(feature.name):
+        return f"allowed names: {_NAME.pattern}"
+    if feature.name in found:
+        return f"the plugin {found[feature.name].switch.partition('.')[0]!r} has a feature of this name"
+    if feature.name in SIMULATED_STRATEGIES and feature.strategy not in ("", feature.name):
+        return "the simulator has a strategy of this name"
+    presets = set(feature.presets) - set(get_args(PresetName))
+    if presets:
+        return f"presets: {', '.join(sorted(presets))}; allowed: {', '.join(get_args(PresetName))}"
+    keys = [*feature.keys, *(key for more in feature.presets.values() for key in more)]
+    known = {f"{name}.{field.name}" for name, block in blocks.items() for field in dataclasses.fields(block)}
+    if not feature.keys or not feature.switch.startswith(f"{plugin}.") or feature.switch not in known:
+        return f"its first key needs to be one of fuse.{plugin}, whose class fuse_config returns"
+    # Keys of a plugin that is left out refuse the feature where it is tried.
+    unknown = [key for key in keys if key.partition(".")[0] in blocks and key not in known]
+    if unknown:
+        return f"unknown key fuse.{unknown[0]}"
+    try:
+        features_of(feature.strategy or "stock")
+    except FuseError as error:
+        return str(error)
+    return None
 
 
 def _register(manager: pluggy.PluginManager, source: Source) -> None:
@@ -166,3 +191,7 @@ def _closest(name: str, known: Collection[str]) -> str:
         return ""
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; hooks: {', '.join(sorted(known))}"
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -64,7 +64,9 @@ def require_packages(*names: str) -> None:
     """Raise a FuseError that names the distributions of `names` that are not installed; `a|b` is either."""
     if missing := [name for name in names if not any(installed(each) for each in name.split("|"))]:
         needed = ", ".join(name.replace("|", " or ") for name in missing)
-        raise FuseError(f"needs {needed}, not installed here: pack its wheels with `python -m ci.gpu.wheels pack`")
+        raise FuseError(
+            f"needs {needed}, not installed here: `make gpu-pack` brings packages to a machine without a network"
+        )
 
 
 def installed(name: str) -> str | None:

@@ -28,6 +28,8 @@ from verl_fuse.spec.contract import Code
 # Every patch of this package: the module's name is the patch's name.
 NAMES = (
     "critic_attention",
+    "flat_offload",
+    "flat_states",
     "gloo_backend",
     "mbridge_device",
     "mbridge_layers",

@@ -57,12 +57,6 @@ def _virtual_devices(get: Get) -> Iterator[Refusal]:
         yield Refusal(key, given, f"Ray must be told of at least {needed} virtual devices: +{key}={needed}")
 
 
-def _strategy(get: Get) -> Iterator[Refusal]:
-    for key in (f"{role}.strategy" for role in _roles(get)):
-        if get(key) == "fsdp":
-            yield Refusal(key, "fsdp", "FSDP1 needs an accelerator; fsdp2 works")
-
-
 def _attention(get: Get) -> Iterator[Refusal]:
     for key in (f"{model}.override_config.attn_implementation" for model in _models(get)):
         if (get(key) or "flash_attention_2") not in ("sdpa", "eager"):
@@ -157,7 +151,6 @@ def _vocabulary(get: Get) -> Iterator[Refusal]:
 CHECKS: tuple[Callable[[Get], Iterator[Refusal]], ...] = (
     _platform,
     _virtual_devices,
-    _strategy,
     _attention,
     _megatron,
     _precision,

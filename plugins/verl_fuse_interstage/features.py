@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from verl_fuse.feature import Feature, Fits
 from verl_fuse.spec.composed import Get, has_critic, has_reference, one_replica
-from verl_fuse.spec.timeline import INFERENCE_STAGES, REWARD
 
 if TYPE_CHECKING:
     from verl_fuse.simulate.recorded import Recording, Saving
@@ -39,7 +38,9 @@ def _moved_tail(run: "Recording") -> "Saving":
 
 
 def _all_of_inference(stages: Mapping[str, float]) -> str:
-    inference = sum(stages.get(stage, 0.0) for stage in (REWARD, *INFERENCE_STAGES))
+    from verl_fuse.simulate.recorded import SCORE_STAGES
+
+    inference = sum(stages.get(stage, 0.0) for stage in SCORE_STAGES)
     return (
         f"saves at most the {inference:.2f} s of inference, and nothing where generation keeps the devices busy; "
         "`verl-fuse ab` measures it"

@@ -63,7 +63,7 @@ def _streaming(get: Get) -> Iterator[Refusal]:
     for key in (f"{engine}.megatron.virtual_pipeline_model_parallel_size" for engine in ENGINES):
         if (get(key) or 1) > 1:
             allowed = f"not yet with {_STREAMS}: micro-groups do not fit virtual pipeline stages; use null"
-            yield Refusal(key, get(key), allowed)
+            yield Refusal(key, get(key), allowed, {key: None})
 
 
 def _migration(get: Get) -> Iterator[Refusal]:
@@ -125,7 +125,7 @@ def _slices(get: Get) -> Iterator[Refusal]:
     key = f"{ROLLOUT}.free_cache_engine"
     if get(key) is False and on_accelerators(get):
         allowed = f"{_SLICES} needs true: a replica that keeps its memory leaves none for the slice on its devices"
-        yield Refusal(key, False, allowed)
+        yield Refusal(key, False, allowed, {key: True})
     if get(f"{ACTOR}.strategy") == "megatron":
         yield from _megatron(get, copies)
     else:
@@ -161,7 +161,7 @@ def _megatron(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
             yield Refusal(key, size, allowed)
         elif first is not None and size != first[1]:
             allowed = f"{_SLICES} needs the size of {first[0]} ({first[1]}): Megatron's engines of one process share it"
-            yield Refusal(key, size, allowed)
+            yield Refusal(key, size, allowed, {key: first[1]})
         first = first or (key, size)
         off = {
             f"{copy.engine}.megatron.{key}": (value, f"{_SLICES} needs {said}") for key, (value, said) in _OFF.items()
@@ -206,7 +206,8 @@ def _adapters(get: Get) -> Iterator[Refusal]:
                 f"{_SLICES} needs fsdp2 with {model}.lora_rank={rank}: FSDP1 has adapters and frozen weights in one "
                 "flat parameter"
             )
-            yield Refusal(f"{engine}.strategy", get(f"{engine}.strategy"), allowed)
+            key = f"{engine}.strategy"
+            yield Refusal(key, get(key), allowed, {key: "fsdp2"} if get(key) == "fsdp" else {})
         for key in () if rank > 0 else (f"{model}.lora.rank", f"{model}.lora_adapter_path"):
             if get(key):
                 yield Refusal(
@@ -221,15 +222,17 @@ def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
     for copy in copies:
         key, size = copy.sequence_parallel(get)
         if devices % size:
-            yield Refusal(key, size, f"{_SLICES} needs a divisor of the {devices} devices of a rollout replica")
+            allowed = f"{_SLICES} needs a divisor of the {devices} devices of a rollout replica"
+            yield Refusal(key, size, allowed, {key: min(devices, size)})
         elif first is not None and size != first[1]:
             allowed = f"{_SLICES} needs the size of {first[0]} ({first[1]}): one call on a slice computes all models"
-            yield Refusal(key, size, allowed)
+            yield Refusal(key, size, allowed, {key: first[1]})
         first = first or (key, size)
         key = f"{copy.engine}.{copy.block}.fsdp_size"
         size = get(key) or -1
         if 0 < size < devices and devices % size:
-            yield Refusal(key, size, f"{_SLICES} needs -1, or a divisor of the {devices} devices of a rollout replica")
+            allowed = f"{_SLICES} needs -1, or a divisor of the {devices} devices of a rollout replica"
+            yield Refusal(key, size, allowed, {key: -1})
 
 
 def _devices_each(get: Get) -> int:

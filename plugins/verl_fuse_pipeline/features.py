@@ -3,15 +3,11 @@
 from typing import TYPE_CHECKING
 
 from verl_fuse.feature import Feature, Fits
-from verl_fuse.spec.composed import Get, has_critic
+from verl_fuse.spec.composed import no_critic
 from verl_fuse.spec.timeline import FUSED_UPDATE, TRAIN_STAGES
 
 if TYPE_CHECKING:
     from verl_fuse.simulate.recorded import Recording, Saving
-
-
-def _without_a_critic(get: Get) -> str | None:
-    return "there is no critic" if not has_critic(get) else None
 
 
 def _fused(run: "Recording") -> "Saving":
@@ -33,7 +29,7 @@ FEATURES = (
         "pipeline",
         {"pipeline.enabled": True},
         presets={"fast": {}},
-        idle=_without_a_critic,
+        idle=no_critic,
         strategy="pipeline",
         saving=_fused,
         fits=Fits("fused actor and critic", "PPO", "Megatron", "any", "4 ranks"),

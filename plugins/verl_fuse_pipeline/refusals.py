@@ -40,14 +40,13 @@ def enabled(get: Get) -> bool:
 
 
 def _models(get: Get) -> Iterator[Refusal]:
-    needs = (
-        "megatron",
-        (
-            f"{_NEEDS} needs Megatron engines (model_engine=megatron): FSDP's have no pipeline to fuse, they train "
-            "serially; set it to false"
-        ),
+    allowed = (
+        f"{_NEEDS} needs Megatron engines (model_engine=megatron): FSDP's have no pipeline to fuse, they train "
+        "serially; set it to false"
     )
-    yield from required(get, {f"{role}.strategy": needs for role in (ACTOR, CRITIC)})
+    for key in (f"{role}.strategy" for role in (ACTOR, CRITIC)):
+        if get(key) != "megatron":
+            yield Refusal(key, get(key), allowed)
     if get("fuse.pipeline.schedule") != "serial":
         yield from _engines(get)
     yield from _environment(get)

@@ -6,6 +6,9 @@ from typing import Any, Literal
 BLOCK = "verl_fuse_speculation"
 PROPOSER = "verl_fuse_speculation.proposer.HistoryProposer"
 SCHEDULER = "verl_fuse_speculation.scheduler.TokenwiseScheduler"
+# By itself vLLM captures graphs of whole passes for 1 + k tokens of every request alone. With graphs for any mixture, a
+# pass with drafts for some requests, or for none, takes a third to three quarters of the time (ci/gpu/README.md).
+GRAPHS = "FULL"
 # With tokens=auto at most so many tokens are drafted.
 AUTO_TOKENS = 8
 

@@ -62,11 +62,15 @@ class History:
         """Return a history of as many tokens as fit into `size` bytes."""
         return cls(max(size // NODE_BYTES, LONGEST))
 
+    @property
+    def nodes(self) -> tuple[Tokens, Tokens, Tokens, Tokens, Tokens, Tokens, Tokens]:
+        """The arrays that the functions below take first."""
+        return self._tokens, self._groups, self._steps, self._before, self._after, self._same, self._heads
+
     def add(self, tokens: Tokens, group: int, step: int, end: int = NOWHERE) -> int:
         """Put `tokens` after the node `end` of their sample; return the sample's new end."""
         new = np.ascontiguousarray(tokens, np.int32)
-        nodes = self._tokens, self._groups, self._steps, self._before, self._after
-        end = _add(*nodes, self._same, self._heads, self.written, new, group, step, end)
+        end = add_tokens(*self.nodes, self.written, new, group, step, end)
         self.written += len(new)
         return end
 
@@ -74,19 +78,12 @@ class History:
         """Return up to `most` tokens that may follow the node `end`, from samples of the step `since` or later, and how
         many of them the votes expect to be accepted. By the votes each drafted token is accepted with a chance of at
         least `least`."""
-        nodes = self._tokens, self._groups, self._steps, self._before, self._after
-        drafted, expected = _draft(*nodes, self._same, self._heads, self.written, end, since, max(most, 0), least)
+        drafted, expected = draft_tokens(*self.nodes, self.written, end, since, max(most, 0), least)
         return drafted.tolist(), expected
 
     def holds(self, node: int) -> bool:
         """Tell whether the history still holds this node, not overwritten."""
         return node >= max(0, self.written - self.size)
-
-
-def compile_kernels() -> None:
-    """Compile the functions that a history calls, or read them from numba's cache, before an engine waits for them."""
-    history = History(LONGEST)
-    history.draft(history.add(np.zeros(4, np.int32), 0, 0), 0, 1)
 
 
 @njit(cache=True, nogil=True)
@@ -104,7 +101,7 @@ def _key(tokens, before, oldest, end, count, seed):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True, nogil=True)
-def _add(tokens, groups, steps, before, after, same, heads, written, new, group, step, end):  # type: ignore[no-untyped-def]
+def add_tokens(tokens, groups, steps, before, after, same, heads, written, new, group, step, end):  # type: ignore[no-untyped-def]
     size = len(tokens)
     for token in new:
         place, oldest = written % size, max(0, written + 1 - size)
@@ -162,7 +159,7 @@ def _voters(tokens, groups, steps, before, after, same, heads, oldest, end, sinc
 
 
 @njit(cache=True, nogil=True)
-def _draft(tokens, groups, steps, before, after, same, heads, written, end, since, most, least):  # type: ignore[no-untyped-def]
+def draft_tokens(tokens, groups, steps, before, after, same, heads, written, end, since, most, least):  # type: ignore[no-untyped-def]
     size, oldest = len(tokens), max(0, written - len(tokens))
     drafted, expected, chance = np.empty(most, np.int32), 0.0, 1.0
     if end < oldest:
@@ -199,3 +196,52 @@ def _draft(tokens, groups, steps, before, after, same, heads, written, end, sinc
                 left += 1
         voters = left
     return drafted, expected
+
+
+# The calls of rows.py stand in this file because numba looks at no other when it asks whether cached code is old.
+@njit(cache=True, nogil=True)
+def grow_rows(  # type: ignore[no-untyped-def]
+    nodes, groups, steps, before, after, same, heads, written,
+    length, end, group, kept, marks, tokens, rows, lengths, counts, step,
+):  # fmt: skip
+    """Do what rows.Rows.grow says."""
+    for row in range(len(counts)):
+        if counts[row] == 0:
+            continue
+        new = rows[row, length[row] : lengths[row]]
+        end[row] = add_tokens(
+            nodes, groups, steps, before, after, same, heads, written, new, group[row], step, end[row]
+        )
+        written += len(new)
+        for token in new:
+            tokens[row, kept[row]] = token
+            kept[row] += 1
+        length[row] = lengths[row]
+        for back in range(1, min(length[row], marks.shape[1]) + 1):
+            marks[row, marks.shape[1] - back] = rows[row, length[row] - back]
+    return written
+
+
+@njit(cache=True, nogil=True)
+def draft_rows(  # type: ignore[no-untyped-def]
+    nodes, groups, steps, before, after, same, heads, written,
+    length, end, since, tried, expected, counts, drafts, longest, ends, least,
+):  # fmt: skip
+    """Do what rows.Rows.draft says; return whether anything was drafted."""
+    drafted = False
+    for row in range(len(counts)):
+        tried[row], expected[row] = 0, 0.0
+        most = min(drafts.shape[1], longest - length[row] - 1)
+        if counts[row] == 0 or most <= 0:
+            continue
+        found, expected[row] = draft_tokens(
+            nodes, groups, steps, before, after, same, heads, written, end[row], since[row], most, least
+        )
+        for token in found:
+            drafts[row, tried[row]] = token
+            tried[row] += 1
+            # A draft after the end of a sample was never generated: vLLM drops such tokens.
+            if (ends == token).any():
+                break
+        drafted |= tried[row] > 0
+    return drafted

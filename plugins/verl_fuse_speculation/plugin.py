@@ -7,14 +7,14 @@ from typing import Any
 
 from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
-from verl_fuse.spec.composed import getter
+from verl_fuse.spec.composed import Get, getter, on_accelerators
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event, SetUp, StepBegun
 from verl_fuse.spec.step import Refusal
 from verl_fuse.spec.timeline import REQUEST, Timeline
 from verl_fuse_speculation.config import SpeculationConfig
 from verl_fuse_speculation.contracts import CONTRACTS
-from verl_fuse_speculation.engine import engine_arguments
+from verl_fuse_speculation.engine import GRAPHS, engine_arguments
 from verl_fuse_speculation.features import FEATURES
 from verl_fuse_speculation.passes import Passes, speculation_metrics
 from verl_fuse_speculation.refusals import ENGINE, refusals
@@ -74,7 +74,7 @@ class SpeculationPlugin:
                 found |= {f"{ENGINE}.{name}.{key}": value for key, value in argument.items()}
             else:
                 found[f"{ENGINE}.{name}"] = argument
-        return found
+        return found | _graphs(get)
 
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
@@ -130,3 +130,13 @@ class SpeculationPlugin:
                 "trainer.default_local_dir, to one that they share), or drafting ended there (run.log says why)",
                 len(self._generated), missing, self._passes.folder,
             )  # fmt: skip
+
+
+def _graphs(get: Get) -> dict[str, str]:
+    """Return the mode of graphs for an engine with drafts; none where the user chose one, or where vLLM has no graphs
+    of whole passes (on CPUs, and with contexts cut over ranks)."""
+    key = f"{ENGINE}.compilation_config"
+    chosen = get(key)
+    if isinstance(chosen, str) or get(f"{key}.cudagraph_mode") is not None or not on_accelerators(get):
+        return {}
+    return {} if (get(f"{ENGINE}.decode_context_parallel_size") or 1) > 1 else {f"{key}.cudagraph_mode": GRAPHS}

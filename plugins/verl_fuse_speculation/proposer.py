@@ -26,9 +26,10 @@ import numpy as np
 from verl_fuse.spec.arrays import Tokens
 from verl_fuse_speculation import passes
 from verl_fuse_speculation.engine import BLOCK
-from verl_fuse_speculation.history import LEAST_CHANCE, NOWHERE, History, compile_kernels
+from verl_fuse_speculation.history import LEAST_CHANCE, NOWHERE, History
 from verl_fuse_speculation.pays import Pays
 from verl_fuse_speculation.prompts import PromptDigest, Prompts
+from verl_fuse_speculation.rows import KNOWN_TOKENS, OTHER, STAYS, Rows, compile_kernels
 from verl_fuse_speculation.shelf import PastSample, Shelf
 
 logger = logging.getLogger(__name__)
@@ -43,8 +44,6 @@ CONTEXT_TOKENS = 8
 PROMPT_TOKENS = 4096
 # Of the passes in which no draft pays, one in so many tries some drafts.
 PROBE_PASSES = 32
-# By its length and so many last tokens a sample is known again in another row or after passes that left the sample out.
-KNOWN_TOKENS = 32
 # At most so many samples that are out of the batch are kept, in case they come back.
 AWAY_SAMPLES = 1024
 # Prompts to forget are looked for when there are twice as many prompts as were kept last time, and at least so many.
@@ -70,7 +69,7 @@ class Group:
 class Running:
     """A sample that is being generated: its mark `known`, by which the drafter finds the sample again, `length` tokens
     with its prompt, and `end`, its last node in the history. The shelf has all its tokens but `tokens`, which follow
-    `context`."""
+    `context`. While the sample is in `row`, the drafter's `Rows` know better, and have its newest tokens."""
 
     prompt: PromptDigest
     group: Group
@@ -81,11 +80,19 @@ class Running:
     tokens: array = field(default_factory=lambda: array("i"))
     tried: int = 0
     expected: float = 0.0
+    row: int = NOWHERE
 
 
 def known_by(tokens: Tokens, length: int) -> bytes:
     """Return the last KNOWN_TOKENS of the first `length` tokens, as bytes."""
     return tokens[max(length - KNOWN_TOKENS, 0) : length].tobytes()
+
+
+def largest_graph(compilation: Any) -> int:
+    """Return the tokens of the largest pass for which vLLM captured a graph; 0 where it captured none."""
+    if str(compilation.cudagraph_mode or "NONE").rpartition(".")[2] == "NONE":
+        return 0
+    return int(compilation.max_cudagraph_capture_size or 0)
 
 
 class HistoryProposer:
@@ -99,8 +106,11 @@ class HistoryProposer:
         block = vllm_config.additional_config[BLOCK]
         self._most = vllm_config.speculative_config.num_speculative_tokens
         self._longest = vllm_config.model_config.max_model_len
+        # vLLM settles its graphs after it made the drafter.
+        self._compilation = vllm_config.compilation_config
         ends = getattr(vllm_config.model_config.hf_config, "eos_token_id", None)
-        self._ends = set(ends if isinstance(ends, list) else [ends])
+        ends = np.array([end for end in (ends if isinstance(ends, list) else [ends]) if end is not None], np.int64)
+        self._table = Rows(self._longest, ends)
         self._pays = Pays() if block["auto"] else None
         self._history = History.of_bytes(block["history_bytes"])
         self._prompts = Prompts()
@@ -114,6 +124,8 @@ class HistoryProposer:
         self._looked = self._passed = 0.0
         self._step = 0
         self._proposals = 0
+        # Whether the steps of groups may have changed since the last drafts.
+        self._visited = False
         self._broken = False
         self._lock = threading.Lock()
         folder = Path(vllm_config.speculative_config.draft_load_config.download_dir)
@@ -151,51 +163,73 @@ class HistoryProposer:
             return [[] for _ in sampled_token_ids]
 
     def _propose(self, sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens) -> list[list[int]]:
-        before, self._rows = self._rows, {}
-        self._match(before, sampled, lengths, rows)
-        met = set(before.values())
-        gone = met - set(self._rows.values())
-        self._end(gone)
-        self._put_away(gone)
-        for row, running in self._rows.items():
-            self._grow(running, rows[row], int(lengths[row]))
-        self._count(sampled, all(running in met for running in self._rows.values()))
+        table, rows = self._table, np.ascontiguousarray(rows, np.int32)
+        if len(rows) > len(table.length):
+            table.fit(len(rows))
+        counts = np.fromiter(map(len, sampled), np.int64, len(sampled))
+        lengths = np.asarray(lengths[: len(sampled)], np.int64)
+        changed, skipped = table.look(rows, lengths, counts)
+        decodes = self._match(lengths - counts, rows, skipped) if changed else True
+        table.grow(self._history, rows, lengths, counts, self._step)
+        self._count(counts, decodes)
+        if self._visited:
+            # A step that is announced again, or an earlier step, leaves a group without any step.
+            for row, running in self._rows.items():
+                table.since[row] = (running.group.steps or [self._step])[0]
+            self._visited = False
         least = LEAST_CHANCE if self._pays is None else self._pays.least
         # Where no draft pays, a pass now and then tries some, or the drafter would never see that drafts pay again.
         self._proposals += 1
         most = self._most if least < 1.0 or self._proposals % PROBE_PASSES == 0 else 0
-        return [self._draft(self._rows[row], least, most) if new else [] for row, new in enumerate(sampled)]
+        if 0 < len(self._rows) <= (graph := largest_graph(self._compilation)):
+            # A pass of more tokens than the largest graph has would take several times as long.
+            most = min(most, graph // len(self._rows) - 1)
+        return table.draft(self._history, counts, most, least)
 
-    def _match(
-        self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens
-    ) -> None:
-        """Find the sample of each row."""
-        unmet, moved, skipped = dict(before), [], False
-        for row, new in enumerate(sampled):
-            if not new:
-                continue
-            running, start = unmet.get(row), int(lengths[row]) - len(new)
-            if running is not None and running.length <= start and known_by(rows[row], running.length) == running.known:
-                skipped |= running.length < start
-                self._rows[row] = unmet.pop(row)
-            else:
-                moved.append(row)
+    def _match(self, starts: Tokens, rows: Tokens, skipped: bool) -> bool:
+        """Find the sample of each row that has another one than in the last pass; return whether all samples were in
+        it. `starts` are the tokens of each row before the new ones; `skipped`: vLLM made passes without asking for
+        drafts."""
+        found = self._table.found
+        unmet = [running for row, running in self._rows.items() if found[row] != STAYS]
+        for running in unmet:
+            self._lift(running)
+            del self._rows[running.row]
+            self._table.free(running.row)
+            running.row = NOWHERE
+        moved = np.flatnonzero(found == OTHER).tolist()
         if moved and not self._rows:
             # No sample of the pass before is left in its row: another step may have begun, however recent the last look
             # was.
             self._looked = 0.0
         waiting: dict[Known, list[Running]] = {}
-        for running in unmet.values():
+        for running in unmet:
             waiting.setdefault((running.length, running.known), []).append(running)
-        # Where vLLM made passes without asking for drafts, a sample has grown since the drafter saw it.
+        # In the passes without drafts, a sample has grown since the drafter saw it.
         grown = {length for length, _ in waiting} if skipped else set()
         for row in moved:
-            start = int(lengths[row]) - len(sampled[row])
-            found = None
+            start, running = int(starts[row]), None
             for length in (start, *grown):
-                if length <= start and (found := self._take((length, known_by(rows[row], length)), waiting)):
+                if length <= start and (running := self._take((length, known_by(rows[row], length)), waiting)):
                     break
-            self._rows[row] = self._begin(rows[row], start) if found is None else found
+            self._place(row, self._begin(rows[row], start) if running is None else running)
+        gone = {running for running in unmet if running.row == NOWHERE}
+        self._end(gone)
+        self._put_away(gone)
+        return {self._rows[row] for row in moved} <= set(unmet)
+
+    def _place(self, row: int, running: Running) -> None:
+        self._rows[row], running.row, self._visited = running, row, True
+        number, tried, expected = running.group.number, running.tried, running.expected
+        self._table.place(row, running.length, running.end, number, tried, expected)
+
+    def _lift(self, running: Running) -> None:
+        """Write into a sample that is in a row what the table knows better."""
+        table, row = self._table, running.row
+        running.length, running.end, running.known = int(table.length[row]), int(table.end[row]), table.known(row)
+        running.tried, running.expected = int(table.tried[row]), float(table.expected[row])
+        running.tokens.frombytes(table.take(row))
+        running.group.newest = max(running.group.newest, running.end)
 
     def _take(self, known: Known, waiting: dict[Known, list[Running]]) -> Running | None:
         """Return a sample with this mark: a sample of the last pass, or a sample that was left out since."""
@@ -236,6 +270,7 @@ class HistoryProposer:
         group = self._groups[number]
         steps = {*group.steps, step}
         group.steps = sorted(found for found in steps if found <= self._step)[-self._epochs - 1 :]
+        self._visited = True
         return group
 
     def _forget(self) -> None:
@@ -258,42 +293,32 @@ class HistoryProposer:
         return group.newest
 
     def _grow(self, running: Running, row: Tokens, length: int) -> None:
+        """Take in the tokens that a sample has from elsewhere."""
         tokens = row[running.length : length]
         running.end = self._add(tokens, running.group, self._step, running.end)
         running.tokens.frombytes(np.ascontiguousarray(tokens, np.int32).tobytes())
-        running.length, running.known = length, known_by(row, length)
+        running.length = length
 
-    def _draft(self, running: Running, least: float, most: int) -> list[int]:
-        running.tried, running.expected = 0, 0.0
-        if not most:
-            return []
-        most = min(most, self._longest - running.length - 1)
-        # A step that is announced again, or an earlier step, leaves a group without any step.
-        since = (running.group.steps or [self._step])[0]
-        drafted, running.expected = self._history.draft(running.end, since, most, least)
-        # A draft after the end of a sample was never generated: vLLM drops such tokens.
-        last = next((place for place, token in enumerate(drafted) if token in self._ends), len(drafted))
-        running.tried = min(last + 1, len(drafted))
-        return drafted[: running.tried]
-
-    def _count(self, sampled: Sequence[Sequence[int]], decodes: bool) -> None:
+    def _count(self, counts: Tokens, decodes: bool) -> None:
         """Account for the pass that has just ended; only a pass that `decodes` and does nothing else tells the cost of
         a pass."""
         now, last = time.perf_counter(), self._passed
         self._passed = now
-        running = self._rows.values()
-        tried = sum(one.tried for one in running)
-        tokens = sum(len(sampled[row]) for row in self._rows)
-        least = LEAST_CHANCE if self._pays is None else self._pays.least
         if not self._rows:
             return
-        self._passes.append(passes.ForwardPass(time.time(), self._step, len(self._rows), tokens, tried, least))
+        # Rows without new tokens are free.
+        new, tokens, rows = counts > 0, int(counts.sum()), len(self._rows)
+        tried = int(self._table.tried[: len(counts)][new].sum())
+        least = LEAST_CHANCE if self._pays is None else self._pays.least
+        self._passes.append(passes.ForwardPass(time.time(), self._step, rows, tokens, tried, least))
         if self._pays is not None and decodes and 0 < last < now:
-            expected = sum(one.expected for one in running)
-            self._pays.observe(now - last, len(self._rows), tried, tokens - len(self._rows), expected)
+            expected = float(self._table.expected[: len(counts)][new].sum())
+            self._pays.observe(now - last, rows, tried, tokens - rows, expected)
 
     def _end(self, ended: set[Running]) -> None:
         for running in ended:
+            if running.row != NOWHERE:
+                self._lift(running)
             if not running.tokens:
                 continue
             tokens = np.array(running.tokens, np.int32)
@@ -304,6 +329,7 @@ class HistoryProposer:
     def _look(self) -> None:
         """Read the step, and take in the samples that other replicas left."""
         self._looked = time.monotonic()
+        self._visited = True
         try:
             self._step = self._shelf.step()
             for sample in self._shelf.news():

@@ -20,8 +20,10 @@ from verl_fuse.host.upstream.targets import (
 from verl_fuse.spec.composed import ACTOR, Get
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
 from verl_fuse_update.losses import ANY_LOSSES, CORE_ALGORITHMS
-from verl_fuse_update.refusals import CRITIC_VALUES, STREAM, switched_on, torch_without_streams
+from verl_fuse_update.refusals import CRITIC_VALUES, RESPONSES, STREAM, switched_on, torch_without_streams
 
+_FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
+_HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
 CORRECTION_YAML = "verl/trainer/config/algorithm/rollout_correction.yaml"
 
 # Every update of this plugin rests on these contracts.
@@ -96,6 +98,13 @@ CONTRACTS: tuple[Contract, ...] = (
     Class("verl.utils.metric.utils:AggregationType"),
     Class("verl.utils.metric.utils:Metric"),
     Attribute("verl.utils.metric.utils:AggregationType.MEAN"),
+    # What a forward pass has gathered is released so (host/weights/gathered.py).
+    Function(f"{_FULLY_SHARD}._fully_shard:FSDPModule.reshard", "(self)", ("6cd4d459179e61e6", "dbdb60fa3e062345")),
+    Attribute(f"{_HANDLE}.uses_sharded_strategy"),
+    Function(f"{_HANDLE}.reshard", "(self, free_unsharded_flat_param)", "601d081299031eea"),
+    Function(f"{_HANDLE}.post_reshard", "(self)", "fd8aa4455b235622"),
+    Function("torch.distributed.fsdp._runtime_utils:_lazy_init", "(state, root_module)", "3c08816b7ca4c4e5"),
+    Function("torch.distributed.fsdp._traversal_utils:_get_fsdp_handles", "(module)", "532b323bc8f216a2"),
     # These keys are required, or refused (refusals.py).
     ConfigGroup(PPO_YAML, "distillation@distillation: distillation"),
     ConfigKey("verl/trainer/config/distillation/distillation.yaml", "enabled", False),
@@ -166,7 +175,33 @@ VALUES_CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(CRITIC_YAML, "ppo_epochs", object),
     ConfigKey(CRITIC_YAML, "shuffle", object),
 )
-_FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
+_LM_ENGINE = "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead"
+# Logits of responses alone rest on these contracts: how verl's engine calls a model and reads its logits, and what cuts
+# the log-probs of responses out of those of whole rows.
+RESPONSES_CONTRACTS: tuple[Contract, ...] = (
+    Function(f"{_LM_ENGINE}.prepare_model_inputs", "(self, micro_batch)", "260a049b2a21c943", closed=True),
+    Function(
+        f"{_LM_ENGINE}.prepare_model_outputs",
+        "(self, output, output_args, micro_batch, logits_processor_func)",
+        "146c727a8d7d2336",
+        closed=True,
+    ),
+    Function(f"{_LM_ENGINE}.forward_step", "(self, micro_batch, loss_function, forward_only)", "cf6fe0aa07a5c5f2"),
+    Function(f"{FSDP_ENGINE}._gather_and_unpad_packed", "(self, tensor, pad_size)", "ff5209e09bc3f195", closed=True),
+    Attribute(f"{FSDP_ENGINE}.use_ulysses_sp"),
+    Attribute(f"{FSDP_ENGINE}.ulysses_parallel_group"),
+    Function("verl.workers.utils.losses:ppo_loss", "(config, model_output, data, dp_group=None)", "660afc801005638d"),
+    Function("verl.workers.utils.padding:no_padding_2_padding", "(tensor, data)", "cdacadb3ad5acda6"),
+    Function("verl.workers.engine_workers:ActorRolloutRefWorker.init_model", "(self)", "08285ce005c99bc5"),
+    # These keys are required, or refused (refusals.py).
+    ConfigGroup(PPO_YAML, "distillation@distillation: distillation"),
+    ConfigKey("verl/trainer/config/distillation/distillation.yaml", "enabled", False),
+    ConfigKey(MODEL_YAML, "path", str),
+    ConfigKey(MODEL_YAML, "use_fused_kernels", False),
+    ConfigKey(MODEL_YAML, "use_liger", False),
+    ConfigKey(MODEL_YAML, "mtp.enable", object),
+    ConfigKey(FSDP_YAML, "qat.enable", object),
+)
 # A streamed update rests on these contracts besides.
 STREAM_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{FSDP_ENGINE}._gradient_sync_context", "(self, *, is_last_micro_batch)", "b661462253f5c546"),
@@ -224,14 +259,17 @@ ESTIMATORS = {
 def contracts(get: Get | None) -> Sequence[Contract]:
     """Return the contracts of a run (None: of any run that this torch can do), with the loss that it trains by."""
     values = VALUES_CONTRACTS if get is None or get(CRITIC_VALUES) else ()
+    responses = RESPONSES_CONTRACTS if get is None or get(RESPONSES) else ()
     if get is not None and not switched_on(get):
-        return (*_SHARED, *values) if values else ()
+        return (*(_SHARED if values else ()), *values, *responses)
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()
     streamed: Sequence[Contract] = ()
     if (get is None and not torch_without_streams()) or (get is not None and get(STREAM)):
         wanted = [one for name, one in ESTIMATORS.items() if get is None or name == get("algorithm.adv_estimator")]
         streamed = (*STREAM_CONTRACTS, *wanted)
-    return (*_SHARED, *CONTRACTS, *values, *streamed, *(_loss(*ANY_LOSSES[name]) for name in sorted(names)))
+    losses = (_loss(*ANY_LOSSES[name]) for name in sorted(names))
+    # Some are of several features.
+    return tuple(dict.fromkeys((*_SHARED, *CONTRACTS, *values, *responses, *streamed, *losses)))
 
 
 def _loss(function: str, fingerprint: str) -> Contract:

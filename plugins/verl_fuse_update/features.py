@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from verl_fuse.feature import Feature, Fits, PresetName
-from verl_fuse.spec.composed import Get, has_critic
+from verl_fuse.spec.composed import Get, has_critic, no_critic
 from verl_fuse.spec.timeline import (
     DEFER_CRITIC,
     FUSED_UPDATE,
@@ -23,10 +23,6 @@ _COMPUTED: Mapping[PresetName, Mapping[str, Any]] = {"safe": {}, "fast": {"updat
 
 def _with_a_critic(get: Get) -> str | None:
     return "a critic's advantages are hardly ever 0" if has_critic(get) else None
-
-
-def _without_a_critic(get: Get) -> str | None:
-    return "there is no critic" if not has_critic(get) else None
 
 
 def _zero_gradient(run: "Recording") -> "Saving":
@@ -102,7 +98,7 @@ FEATURES = (
         fits=Fits(
             "updates without waste",
             "GRPO, DAPO; PPO's critic; one mini-batch, no KL loss, no entropy",
-            "FSDP2, Megatron",
+            "FSDP, FSDP2, Megatron",
             "any",
             "2 ranks",
         ),
@@ -120,10 +116,18 @@ FEATURES = (
         "values",
         {"update.skip_values": True},
         presets={"safe": {}, "fast": {}},
-        idle=_without_a_critic,
+        idle=no_critic,
         measured=1.07,
         strategy="values",
         saving=_values,
+    ),
+    Feature(
+        "response_logits",
+        {"update.response_logits": True},
+        presets={"safe": {}, "fast": {}},
+        fits=Fits("logits of responses", "any", "FSDP, FSDP2", "any", "2 ranks"),
+        # The update.
+        measured=1.11,
     ),
     Feature(
         "stream",

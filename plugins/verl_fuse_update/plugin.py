@@ -7,14 +7,14 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
-from verl_fuse.spec.composed import getter
+from verl_fuse.spec.composed import Get, getter
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import LaneView, Refusal, RolloutView
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.contracts import contracts
 from verl_fuse_update.features import FEATURES
 from verl_fuse_update.memory import does_not_fit, stream_cost
-from verl_fuse_update.refusals import CRITIC_VALUES, OWN, SKIP, STREAM, is_token_mean, refusals, switched_on
+from verl_fuse_update.refusals import CRITIC_VALUES, OWN, RESPONSES, SKIP, STREAM, is_token_mean, refusals, switched_on
 from verl_fuse_update.streaming import CallSize, call_size, next_groups
 
 logger = logging.getLogger(__name__)
@@ -57,17 +57,14 @@ class UpdatePlugin:
             from verl_fuse.host.update.critic.worker import own_values_worker_class
 
             return own_values_worker_class(found or base)
-        if model != "actor" or not switched_on(get):
-            return found
-        from verl_fuse.host.update.lean.options import LeanOptions
-        from verl_fuse.host.update.lean.worker import lean_worker_class
+        if model == "actor" and switched_on(get):
+            found = _lean_worker_class(get, found or base)
+        if model == "actor" and get(RESPONSES):
+            from verl_fuse.host.inference.response_logits import response_logits_worker_class
 
-        options = LeanOptions(bool(get(SKIP)), bool(get(OWN)))
-        if not get(STREAM):
-            return lean_worker_class(found or base, options)
-        from verl_fuse.host.update.stream.worker import stream_worker_class
-
-        return stream_worker_class(found or base, options)
+            # A preset does not end a run for a model that verl trains.
+            found = response_logits_worker_class(found or base, strict=get("fuse.preset") in (None, "observe"))
+        return found
 
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
@@ -93,3 +90,15 @@ class UpdatePlugin:
     @hookimpl
     def fuse_train_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
         return None if self._most is None else next_groups(view, lane, self._most)
+
+
+def _lean_worker_class(get: Get, base: type) -> type:
+    from verl_fuse.host.update.lean.options import LeanOptions
+    from verl_fuse.host.update.lean.worker import lean_worker_class
+
+    options = LeanOptions(bool(get(SKIP)), bool(get(OWN)))
+    if not get(STREAM):
+        return lean_worker_class(base, options)
+    from verl_fuse.host.update.stream.worker import stream_worker_class
+
+    return stream_worker_class(base, options)

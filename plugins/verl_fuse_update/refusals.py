@@ -1,16 +1,21 @@
 """Refuse configurations that an update with parts left out does not serve, before anything is started."""
 
+import os
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
+from pathlib import Path
 from typing import Any
 
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, off_beside, required, required_if_set
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, TOWERS, Get, off_beside, required, required_if_set
+from verl_fuse.spec.files import load_json
 from verl_fuse.spec.step import Refusal
 from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 
 SKIP, OWN, STREAM = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob", "fuse.update.stream"
-CRITIC_VALUES = "fuse.update.skip_values"
+CRITIC_VALUES, RESPONSES = "fuse.update.skip_values", "fuse.update.response_logits"
 CORRECTION = "algorithm.rollout_correction"
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
 
@@ -31,7 +36,7 @@ def _off_in_engines(block: str, fsdp: str) -> dict[str, dict[str, Any]]:
     FSDP."""
     transformer = f"{block}.megatron.override_transformer_config"
     return {
-        "fsdp2": {f"{fsdp}.qat.enable": False},
+        **{strategy: {f"{fsdp}.qat.enable": False} for strategy in ("fsdp", "fsdp2")},
         "megatron": {
             f"{block}.megatron.qat.enable": False,
             f"{block}.megatron.dynamic_context_parallel": False,
@@ -111,6 +116,22 @@ _OFF_WITH_VALUES: dict[str, tuple[Any, str]] = {
 _OFF_WITH_VALUES_IN = _off_in_engines(CRITIC, f"{CRITIC}.fsdp")
 
 
+# These settings must be off where logits are of responses alone: each with its value then, and the reason.
+_OFF_WITH_RESPONSES: dict[str, tuple[Any, str]] = {
+    "distillation.enabled": (False, "false: its losses read logits themselves"),
+    f"{MODEL}.use_fused_kernels": (
+        False,
+        "false: fused kernels make log-probs without logits, and without their memory",
+    ),
+    f"{MODEL}.use_liger": (False, "false: liger's forward passes were not run"),
+    f"{MODEL}.mtp.enable": (False, "false: further heads were not run"),
+    f"{_FSDP}.qat.enable": (False, "false: quantized layers were not run"),
+}
+
+
+# Names of models that read images or sound, such as Qwen2.5-VL-7B and InternVL3.
+_SEES = re.compile(r"(?:^|[-_./\d])(?:vl|omni|vision|audio|llava|internvl)(?:[-_./\d]|$)", re.IGNORECASE)
+
 # The first torch with FSDPModule.reset_iter_state, without which gradients that wait cannot be dropped.
 LEAST_TORCH = (2, 13)
 
@@ -136,7 +157,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
     for switch in switched_on(get):
         yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{switch}=true needs fuse")})
         if engine not in _OFF_IN:
-            yield Refusal(f"{ACTOR}.strategy", engine, f"{switch}=true needs {' or '.join(_OFF_IN)}")
+            yield Refusal(f"{ACTOR}.strategy", engine, f"{switch}=true needs {', '.join(_OFF_IN)}")
         off = _OFF | _OFF_IN.get(engine, {}) | _OFF_FOR[switch] | _OFF_FOR_IN.get(engine, {}).get(switch, {})
         yield from off_beside(get, f"{switch}=true", off)
         loss = f"{ACTOR}.policy_loss.loss_mode"
@@ -152,6 +173,42 @@ def refusals(get: Get) -> Iterator[Refusal]:
         yield from _streamed(get)
     if get(CRITIC_VALUES):
         yield from _own_values(get)
+    if get(RESPONSES):
+        yield from _response_logits(get)
+
+
+def _response_logits(get: Get) -> Iterator[Refusal]:
+    on = f"{RESPONSES}=true"
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
+    engine, device = get(f"{ACTOR}.strategy"), get("trainer.device")
+    if engine not in ("fsdp", "fsdp2"):
+        yield Refusal(
+            f"{ACTOR}.strategy", engine, f"{on} needs fsdp or fsdp2, whose models take the positions of logits"
+        )
+    if device not in ("cuda", "cpu", None):
+        yield Refusal("trainer.device", device, f"{on} needs cuda or cpu: others were not run")
+    off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_RESPONSES.items()}
+    yield from required_if_set(get, off)
+    yield from _text_alone(get(f"{MODEL}.path"), on)
+
+
+def _text_alone(path: Any, on: str) -> Iterator[Refusal]:
+    """Refuse a model that reads images or sound: by its config.json, or by its name where its folder is not on this
+    machine; the run's workers look at the model itself."""
+    # A user who is not of this machine stays in the path.
+    file = Path(os.path.expanduser(str(path))) / "config.json"
+    if not path or not os.path.exists(file):
+        if _SEES.search(Path(str(path)).name):
+            yield Refusal(f"{MODEL}.path", path, f"{on} needs a model of text alone, and this name is one of images")
+        return
+    try:
+        towers = [name for name in TOWERS if name in load_json(file)]
+    except FuseError as error:
+        yield Refusal(f"{MODEL}.path", path, f"{on} needs a config.json that can be read: {error}")
+        return
+    if towers:
+        words = f"{on} needs a model of text alone: its config.json has {', '.join(towers)}"
+        yield Refusal(f"{MODEL}.path", path, words)
 
 
 def _own_values(get: Get) -> Iterator[Refusal]:
@@ -162,7 +219,7 @@ def _own_values(get: Get) -> Iterator[Refusal]:
     if get(f"{CRITIC}.enable") is False:
         yield Refusal(f"{CRITIC}.enable", False, f"{on} needs true or null: there is no critic")
     if engine not in _OFF_WITH_VALUES_IN:
-        yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {' or '.join(_OFF_WITH_VALUES_IN)}")
+        yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {', '.join(_OFF_WITH_VALUES_IN)}")
     prompts = get("data.train_batch_size")
     yield from required(
         get,
@@ -175,7 +232,8 @@ def _own_values(get: Get) -> Iterator[Refusal]:
         },
     )
     if (epochs := get(f"{CRITIC}.ppo_epochs")) not in (1, None):
-        yield Refusal(f"{CRITIC}.ppo_epochs", epochs, f"{on} needs 1: later epochs compare with the first one's values")
+        key = f"{CRITIC}.ppo_epochs"
+        yield Refusal(key, epochs, f"{on} needs 1: later epochs compare with the first one's values", {key: 1})
     passes = _off_in_model(f"{CRITIC}.model") | _OFF_WITH_VALUES_IN.get(engine, {})
     yield from off_beside(get, on, passes)
     off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}
@@ -260,9 +318,11 @@ def _denominators(get: Get) -> Iterator[Refusal]:
 def _one_mini_batch(get: Get) -> Iterator[Refusal]:
     key, prompts = f"{ACTOR}.ppo_mini_batch_size", get("data.train_batch_size")
     if get(key) != prompts:
-        yield Refusal(key, get(key), f"{OWN}=true needs one mini-batch a step: data.train_batch_size, {prompts}")
-    if (epochs := get(f"{ACTOR}.ppo_epochs")) not in (1, None):
-        yield Refusal(f"{ACTOR}.ppo_epochs", epochs, f"{OWN}=true needs 1: later epochs compare with the first")
+        allowed = f"{OWN}=true needs one mini-batch a step: data.train_batch_size, {prompts}"
+        yield Refusal(key, get(key), allowed, {key: prompts})
+    key = f"{ACTOR}.ppo_epochs"
+    if (epochs := get(key)) not in (1, None):
+        yield Refusal(key, epochs, f"{OWN}=true needs 1: later epochs compare with the first", {key: 1})
     estimator = "algorithm.adv_estimator"
     if get(estimator) in _OF_LOG_PROBS:
         yield Refusal(estimator, get(estimator), f"not with {OWN}=true: its advantages are made of old log-probs")

@@ -76,7 +76,9 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         record_step(folder / "recorded", synthetic_timeline(step=step))
     workload = folder / "workload.yaml"
     workload.write_text((REPO / "verl_fuse/cli/examples/workload.yaml").read_text())
-    files = dict.fromkeys(("step.yaml", "WORKLOAD.yaml"), str(workload))
+    script = folder / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n")
+    files = {**dict.fromkeys(("step.yaml", "WORKLOAD.yaml"), str(workload)), "run.sh": str(script)}
     made = {name: str(folder / name) for name in ("plan.json", "OUT")}
     runs = {"BASE": str(base), "FUSED": str(fused), "RUN_DIR": str(folder / "recorded")}
     return {**runs, **files, **made, "CLUSTER": "h100x2", "NAME": "ppo-cpu"}

@@ -413,7 +413,7 @@ def test_configuration_keys_read_by_plugins_are_under_contract(tree: SourceTree,
     keys = {key for key in asked if not key.startswith("fuse.") and not fields & set(key.split("."))}
     assert {"critic.strategy", "actor_rollout_ref.ref.strategy", "actor_rollout_ref.rollout.free_cache_engine"} <= keys
     assert not_covered(keys, contracts) == []
-    assert len(CHECKS) == 11
+    assert len(CHECKS) == 10
 
 
 def test_signatures_of_contracts_can_be_read(contracts):

@@ -1,6 +1,8 @@
 """The driver's part of a critic's update with values of its own, alone: its neighbours are records of calls. verl
 itself is imported, not run."""
 
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -104,3 +106,9 @@ def test_a_failed_update_is_not_hidden(first: CriticFirst):
 
     with pytest.raises(RuntimeError, match="a rank died"):
         first.train(batch(), {}, update)
+
+
+def test_verl_has_mode_fuse_where_the_part_is_imported_before_verls_trainers():
+    code = "import verl_fuse.host.update.critic.driver, verl.trainer.ppo.v1 as v; print(v.get_trainer_cls('fuse'))"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "FuseTrainer" in found.stdout

@@ -126,6 +126,35 @@ def test_an_update_is_kept_back_until_it_may_begin_and_outlives_the_rows_of_its_
     assert deferred.metrics == {}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("warm_up", "begins"), [(3, "update_actor"), (4, "update_critic")])
+def test_the_actor_goes_first_unless_it_is_not_trained_yet(deferred, critic, batch, warm_up, begins, order):
+    from verl_fuse.host.record.step import StockStage, TrainerPart
+
+    deferred._warm_up, done = warm_up, []
+
+    class Lean(TrainerPart):
+        def around(self, stage, batch, metrics, stock):
+            return stock(batch, metrics, run if stage == "update_actor" else None)
+
+    def run(batch, metrics):
+        done.append(critic.begun.is_set())
+        return batch
+
+    def step(stage):
+        return StockStage(stage, critic, run, [Lean(), deferred][::order])(batch, {})
+
+    assert step("values") is batch
+    assert step("update_critic") is batch
+    assert critic.begun.wait(60 if begins == "update_critic" else 0.2) is (begins == "update_critic")
+    assert step("update_actor") is batch
+    assert critic.begun.wait(60)
+    assert done == [False, begins == "update_critic"], "verl's own stage, but for the critic's"
+    critic.go.set()
+    assert step("values") is batch
+    assert len(critic.seen) == 1, "values come after the update"
+
+
 def test_settling_runs_an_update_that_was_kept_back(deferred, critic, batch, logged):
     critic.go.set()
     deferred.update(3, batch, critic)

@@ -423,7 +423,7 @@ def buffer(queue):
 def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buffer, batch):
     from verl.utils.tensordict_utils import get_tensordict
 
-    from verl_fuse.host.rollout.watch import RolloutWatch
+    from verl_fuse.host.rollout.watch import RolloutObserver, RolloutWatch
 
     tq.kv_batch_put(
         keys=["u9"], partition_id="train", tags=[{"is_prompt": True, "status": "running", "global_steps": 1}]
@@ -432,20 +432,22 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
     ended = {"is_prompt": True, "status": "finished", "global_steps": 1}
     tq.kv_batch_put(keys=["u0", "u1", "u2"], partition_id="train", tags=[dict(ended) for _ in range(3)])
     seen = []
-    watch = RolloutWatch(
-        buffer,
-        0.01,
-        1.0,
-        lambda watch: seen.append((len(watch.finished), watch.groups)),
-        list,
-        lambda: ["replica 1"],
-        int,
-    )
+
+    class Looking(RolloutObserver):
+        def look(self, watch):
+            seen.append((len(watch.finished), watch.groups))
+
+    class Suspecting(RolloutObserver):
+        def suspects(self, watch):
+            return ["replica 1", *watch.unfinished]
+
+    watch = RolloutWatch(buffer, 0.01, 1.0)
+    watch.observers += [Looking(), Suspecting()]
     watch.submitted(get_tensordict({"uid": ["u9"], "data_source": ["gsm8k"], "extra_info": [{"index": 12}]}))
     with pytest.raises(
         FuseError,
         match=r"made no progress for 1 s: 8 samples finished, still waiting for 1 prompt groups: gsm8k index 12 "
-        r"\(uid u9\); held up by: replica 1 \(fuse",
+        r"\(uid u9\); held up by: replica 1, u9 \(fuse",
     ):
         buffer.sample(global_steps=1, partition_id="train", batch_size=5)
     assert len(seen) > 5
@@ -459,7 +461,7 @@ def test_a_validation_that_stands_still_counts_samples_too(buffer, queue):
     tq.kv_batch_put(keys=["v1"], partition_id="val", tags=[{"is_prompt": True, "status": "running", "global_steps": 1}])
     left = {"status": "success", "prompt_len": 3, "response_len": 4}
     tq.kv_batch_put(keys=["v1_0_0", "v1_0_1"], partition_id="val", tags=[dict(left), dict(left)])
-    RolloutWatch(buffer, 0.01, 1.0, lambda watch: None, list, list, int)
+    RolloutWatch(buffer, 0.01, 1.0)
     with pytest.raises(
         FuseError,
         match=r": 1 samples finished, still waiting for 1 prompt groups: prompt \(uid v1\); held up by: none that is "
@@ -482,7 +484,11 @@ def test_listing_alone_sets_the_pace_of_looks(buffer, batch, monkeypatch):
     def spend(seconds):
         cpu[0] += seconds
 
-    watch.RolloutWatch(buffer, 0.05, 60.0, lambda watch: spend(5.0), list, list, int)
+    class Deciding(watch.RolloutObserver):
+        def look(self, watch):
+            spend(5.0)
+
+    watch.RolloutWatch(buffer, 0.05, 60.0).observers.append(Deciding())
     for submission, listed in ((100.0, 0.001), (0.0, 0.001), (0.0, 0.03), (0.0, 3.0), (100.0, 0.001)):
         spend(submission)
         listing.append(listed)
@@ -507,7 +513,7 @@ def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
     from verl_fuse.host.rollout.watch import RolloutWatch
 
     tq.kv_batch_put(keys=["u9_0_0"], partition_id="train", tags=[{"status": "writing"}])
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list, int)
+    watch = RolloutWatch(buffer, 0.01, 60.0)
     watch.look()
     assert sorted(watch.finished.tags) == sorted(batch.keys)
 
@@ -515,13 +521,22 @@ def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
 def test_a_group_is_complete_with_the_samples_that_its_prompt_asked_for(buffer, batch):
     from verl.utils.tensordict_utils import get_tensordict
 
-    from verl_fuse.host.rollout.watch import RolloutWatch
+    from verl_fuse.host.rollout.watch import RolloutObserver, RolloutWatch
 
     prompt = {"is_prompt": True, "global_steps": 1}
     tags = [{**prompt, "status": status} for status in ("finished", "finished", "finished", "running")]
     tq.kv_batch_put(keys=["u0", "u1", "u2", "u3"], partition_id="train", tags=tags)
-    waits = []
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list, lambda: waits.append(watch.now()))
+    waits, forgotten = [], []
+
+    class Waiting(RolloutObserver):
+        def before_wait(self, watch):
+            waits.append(watch.now())
+
+        def forget(self):
+            forgotten.append(len(waits))
+
+    watch = RolloutWatch(buffer, 0.01, 60.0)
+    watch.observers.append(Waiting())
     watch.look()
     complete = watch.complete({"u0": 2, "u1": 3, "u2": 1, "u3": 2}.__getitem__)
     assert {uid: [sample.key for sample in found] for uid, found in complete.items()} == {"u0": ["u0_0_0", "u0_1_0"]}
@@ -530,6 +545,8 @@ def test_a_group_is_complete_with_the_samples_that_its_prompt_asked_for(buffer, 
     buffer._wait_for_next_poll("val", 0.0)
     tq.kv_clear(partition_id="val", keys=["v", "w"])
     assert waits == [({"u3": "", "v": '"Add."'}, 1)]
+    watch.begin_step()
+    assert forgotten == [1]
 
 
 def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths(queue, batch):
@@ -537,7 +554,7 @@ def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths
     it takes one."""
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-    from verl_fuse.host.rollout.watch import RolloutWatch
+    from verl_fuse.host.rollout.watch import RolloutObserver, RolloutWatch
 
     scored = [key for key in batch.keys if key.startswith(("u2_0", "u3_1"))]
     scores = [torch.ones(LENGTHS[batch.keys.index(key)]) for key in scored]
@@ -555,7 +572,13 @@ def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths
         "sync", empty, None, "drop", empty, gen_batch_size=1, sync_refill_failed_groups=True, **filtering
     )
     told = []
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, lambda keys: told.append(sorted(keys)), list, int)
+
+    class Told(RolloutObserver):
+        def discard(self, keys):
+            told.append(sorted(keys))
+
+    watch = RolloutWatch(buffer, 0.01, 60.0)
+    watch.observers.append(Told())
     trained, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     (taken,) = {TrajectoryKey.parse(key).uid for key in trained.keys}
     lengths = {"u0": [5, 2], "u1": [9, 3], "u2": [7, 4], "u3": [6, 1], "u4": []}

@@ -31,8 +31,8 @@ COMPUTED = {"metrics": "computed"}
 ZEROS = ("some", "rank 1", "all")
 WHOLE = bool(os.environ.get("VERL_FUSE_LONG"))
 LONG = pytest.mark.skipif(not WHOLE, reason="VERL_FUSE_LONG is not set")
-# All is float32 on FSDP2; Megatron's parameters are bfloat16.
-ENGINES = ("fsdp2", "megatron pp1", pytest.param("megatron pp2", marks=LONG))
+# All is float32 on FSDP; Megatron's parameters are bfloat16.
+ENGINES = ("fsdp", "fsdp2", "megatron pp1", pytest.param("megatron pp2", marks=LONG))
 # Two of verl's own splits of a batch besides that into micro-batches of two rows: into larger ones, and by tokens,
 # which deals rows out anew.
 SPLITS: dict[str, dict[str, Any]] = {"rows": {"micro_batch": 4}, "tokens": {"tokens": 40}}
@@ -170,7 +170,7 @@ def test_several_mini_batches_and_epochs_dynamic_batches_and_packing(ranks: Rank
     others = {"split by tokens": replace(stock, tokens=70), "split by rows": replace(stock, tokens=None)}
     for found in differences(ranks, folder, engine, stock, **others, skip=replace(stock, lean=SKIP)):
         assert_same(found, "skip")
-    if engine == "fsdp2":
+    if not engine.startswith("megatron"):
         stock = Arm(own=True, tokens=70, packed=True)
         lean, other = replace(stock, lean=SKIP | OWN), replace(stock, tokens=40)
         for found in differences(ranks, folder, engine, stock, both=lean, **{"split by tokens": other}):
@@ -179,7 +179,7 @@ def test_several_mini_batches_and_epochs_dynamic_batches_and_packing(ranks: Rank
 
 def test_a_run_goes_on_from_a_checkpoint_of_the_other_kind(ranks: Ranks, folder: Path, engine: str, tmp_path: Path):
     if not WHOLE and engine != "fsdp2":
-        pytest.skip("VERL_FUSE_LONG is not set: Megatron writes checkpoints slowly")
+        pytest.skip("VERL_FUSE_LONG is not set: Megatron writes checkpoints slowly, and FSDP1 as FSDP2")
     stock = Arm(own=True)
     own = replace(stock, lean=OWN)
     pairs = {"stock": (stock, stock), "own then stock": (own, stock), "stock then own": (stock, own)}
@@ -204,16 +204,38 @@ def test_every_way_to_aggregate(ranks: Ranks, folder: Path, engine: str, agg: st
         assert_same(found, "skip")
 
 
-@pytest.mark.parametrize("engine", ["fsdp2"], indirect=True)
-@pytest.mark.parametrize("kind", ["whole", "offloaded", pytest.param("lora", marks=LONG)])
+FORMS = [
+    ("fsdp", "named"),
+    *(("fsdp2", form) for form in ("whole", "offloaded")),
+    *(pytest.param("fsdp", form, marks=LONG) for form in ("whole", "offloaded", "lora")),
+    pytest.param("fsdp2", "lora", marks=LONG),
+]
+# In the second step no sample has a gradient, and moments alone move parameters, which the third step reads.
+NOTHING_BETWEEN = ("rank 1", "all", "some")
+
+
+@pytest.mark.parametrize(("engine", "form"), FORMS, indirect=["engine"])
 def test_the_pass_for_metrics_leaves_parameters_and_activations_where_they_were(
-    ranks: Ranks, folder: Path, engine: str, kind: str
+    ranks: Ranks, folder: Path, engine: str, form: str
 ):
     # Metrics of what is left out want a forward pass in the second mini-batch.
     stock = Arm(own=True, mini_batches=2)
     skip = replace(stock, lean=SKIP)
-    for found in differences(ranks, folder, f"{engine} {kind}", stock, **splits(stock), skip=skip):
+    for found in differences(ranks, folder, f"{engine} {form}", stock, NOTHING_BETWEEN, **splits(stock), skip=skip):
         assert_same(found, "skip")
+
+
+@pytest.mark.parametrize("engine", ["fsdp"], indirect=True)
+@pytest.mark.parametrize("form", ["", pytest.param(" named", marks=LONG)])
+def test_parameters_left_gathered_by_the_pass_for_metrics_would_show(
+    ranks: Ranks, folder: Path, engine: str, form: str
+):
+    stock = Arm(own=True, mini_batches=2)
+    arms = {"skip": replace(stock, lean=SKIP), "wrong": replace(stock, lean=SKIP, fault="parameters stay gathered")}
+    for found in differences(ranks, folder, engine + form, stock, NOTHING_BETWEEN, **splits(stock), **arms):
+        assert_same(found, "skip")
+        with pytest.raises(AssertionError, match="wrong"):
+            assert_same(found, "wrong")
 
 
 def test_old_log_probs_of_the_update_beside_penalties(ranks: Ranks, folder: Path, engine: str):
@@ -225,6 +247,8 @@ def test_old_log_probs_of_the_update_beside_penalties(ranks: Ranks, folder: Path
 
 @pytest.mark.parametrize("fault", ["skips a small advantage", "wrong denominator", "no step"])
 def test_what_would_be_wrong_shows(ranks: Ranks, folder: Path, engine: str, fault: str):
+    if not WHOLE and engine == "fsdp":
+        pytest.skip("VERL_FUSE_LONG is not set: FSDP1 as FSDP2")
     # Both have the sample that counts little.
     stock = Arm(own=True, fault=fault if fault.startswith("skips") else "")
     arms = {"split by rows": splits(stock)["split by rows"], "wrong": replace(stock, lean=SKIP, fault=fault)}

@@ -1,4 +1,4 @@
-"""A GRPO run of real verl with both switches of `fuse.update`: whole accounts, verl's metrics, and no pass for old
+"""A GRPO run of real verl with three switches of `fuse.update`: whole accounts, verl's metrics, and no pass for old
 log-probs once the actor is trained."""
 
 import os
@@ -24,14 +24,22 @@ COMMAND = (
     # Nothing is left to stream.
     "fuse.interstage.enabled=true",
 )
-SWITCHES = ("fuse.update.skip_zero_gradient=true", "fuse.update.skip_old_log_prob=true")
+SWITCHES = tuple(f"fuse.update.{key}=true" for key in ("skip_zero_gradient", "skip_old_log_prob", "response_logits"))
 # After the last step there is a checkpoint.
 LEAN = (*SWITCHES, f"trainer.total_training_steps={STEPS}", f"trainer.save_freq={STEPS}", "trainer.resume_mode=disable")
 
 
+LONG = pytest.mark.skipif(not os.environ.get("VERL_FUSE_LONG"), reason="VERL_FUSE_LONG is not set")
+
+
+@pytest.fixture(scope="module", params=["fsdp2", pytest.param("fsdp", marks=LONG)])
+def strategy(request: pytest.FixtureRequest) -> str:
+    return f"actor_rollout_ref.actor.strategy={request.param}"
+
+
 @pytest.fixture(scope="module")
-def lean(verl_home: Path, forks) -> Finished:
-    done = run(verl_home, "grpo-cpu", *COMMAND, *LEAN, name="lean", forks=forks)
+def lean(verl_home: Path, forks, strategy: str) -> Finished:
+    done = run(verl_home, "grpo-cpu", *COMMAND, *LEAN, strategy, name=f"lean_{strategy.partition('=')[2]}", forks=forks)
     assert done.code == 0, done.output[-4000:]
     return done
 
@@ -81,8 +89,8 @@ def test_what_was_left_out_is_said(lean: Finished):
         assert (metrics["actor/grad_norm"] == 0) == (metrics["fuse/update_skipped_samples"] == 1)
 
 
-@pytest.mark.skipif(not os.environ.get("VERL_FUSE_LONG"), reason="VERL_FUSE_LONG is not set")
-def test_verls_own_update_goes_on_from_its_checkpoint(verl_home: Path, lean: Finished, forks):
+@LONG
+def test_verls_own_update_goes_on_from_its_checkpoint(verl_home: Path, lean: Finished, forks, strategy: str):
     last = lean.folder / f"global_step_{STEPS}"
     from_it = (f"trainer.total_training_steps={STEPS + 1}", "trainer.save_freq=-1", "trainer.resume_mode=resume_path")
     done = run(
@@ -90,8 +98,9 @@ def test_verls_own_update_goes_on_from_its_checkpoint(verl_home: Path, lean: Fin
         "grpo-cpu",
         *COMMAND,
         *from_it,
+        strategy,
         f"trainer.resume_from_path={last}",
-        name="after_lean",
+        name=f"after_{lean.folder.name}",
         forks=forks,
     )
     assert done.code == 0, done.output[-4000:]

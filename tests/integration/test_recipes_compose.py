@@ -92,14 +92,14 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
         for name, lines in json.loads(chosen.removeprefix("CHOSEN ")).items()
     }
     # Beside what the recipe itself sets; what the others are refused for is in tests/unit/host/test_preset.py.
-    updates = ["update.skip_old_log_prob", "update.skip_zero_gradient"]
+    responses, *updates = ["update.response_logits", "update.skip_old_log_prob", "update.skip_zero_gradient"]
     assert on == {
-        "dapo-cpu": ["elastic.enabled", "speculation.enabled", *updates],
-        "grpo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", updates[0]],
+        "dapo-cpu": ["elastic.enabled", "speculation.enabled", responses, *updates],
+        "grpo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", responses, updates[0]],
         "grpo-gsm8k-8gpu": ["elastic.enabled", "interstage.enabled"],
-        "grpo-tools-cpu": ["speculation.enabled", updates[0]],
-        "ppo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", "update.skip_values"],
-        "ppo-gsm8k-8gpu": ["interstage.enabled"],
+        "grpo-tools-cpu": ["speculation.enabled", responses, updates[0]],
+        "ppo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", responses, "update.skip_values"],
+        "ppo-gsm8k-8gpu": ["interstage.enabled", responses],
         "ppo-megatron-8gpu": ["interstage.enabled"],
         "ppo-megatron-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled"],
     }

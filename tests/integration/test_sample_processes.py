@@ -5,6 +5,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def alive(actor):
 
 
 class Run:
-    """A manager of the first three of `actors`; the others are reward workers."""
+    """A manager of the first three of `actors`, the others are reward workers; and a watch of its rollout."""
 
     def __init__(self, actors, kind=AgentLoopManagerTQ):
         self.manager = kind.__new__(kind)
@@ -63,10 +64,13 @@ class Run:
     def submit(self, *uids):
         self.manager.generate_sequences(tu.get_tensordict({"uid": np.array(uids, object)}))
 
+    def now(self):
+        return self.unfinished, self.failed
+
     def look(self, seconds):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self.processes.check(lambda: (self.unfinished, self.failed))
+            self.processes.before_wait(self)
             time.sleep(0.02)
 
 
@@ -101,14 +105,14 @@ def test_a_dead_worker_without_unfinished_prompts_ends_nothing(run):
     del run.unfinished["b"]
     end(run.manager.agent_loop_workers[1])
     run.look(4 * TIMEOUT)
-    assert next(name for name in run.processes.suspects(run.unfinished) if "dead" in name).startswith(
+    assert next(name for name in run.processes.suspects(run) if "dead" in name).startswith(
         "agent-loop worker 1 (dead: "
     )
 
 
 def test_prompts_of_an_earlier_step_are_nobodys(run):
     run.submit("a", "b", "c")
-    run.processes.begin_step()
+    run.processes.forget()
     end(run.manager.agent_loop_workers[1])
     run.look(4 * TIMEOUT)
 
@@ -135,12 +139,13 @@ def test_a_dead_reward_worker_is_named_once_a_group_has_failed(run):
 
 def test_a_process_that_does_not_answer_ends_nothing_and_is_a_suspect(run):
     run.submit("a", "b", "c")
-    while run.processes.suspects({}):
+    while run.processes.suspects(SimpleNamespace(unfinished={})):
         """A process that is new imports what it is asked for."""
     run.manager.agent_loop_workers[0].block.remote(15.0)
     run.rewards[0].block.remote(15.0)
     run.look(3 * TIMEOUT)
-    assert run.processes.suspects({"a", "c"}) == [
+    del run.unfinished["b"]
+    assert run.processes.suspects(run) == [
         "agent-loop worker 0 (1 prompt groups)",
         "agent-loop worker 2 (1 prompt groups)",
         "agent-loop worker 0 (does not answer)",
@@ -159,7 +164,7 @@ def test_a_dead_worker_of_a_manager_that_deals_prompts_out_itself_is_left_to_it(
     end(actors[0])
     run.unfinished = {"a": "row a"}
     run.look(2 * TIMEOUT)
-    assert next(iter(run.processes.suspects({"a"}))).startswith("agent-loop worker 0 (dead: ")
+    assert next(iter(run.processes.suspects(run))).startswith("agent-loop worker 0 (dead: ")
 
 
 def test_a_manager_without_workers_has_none_to_watch():
@@ -171,5 +176,6 @@ def test_a_manager_without_workers_has_none_to_watch():
     processes = SampleProcesses(own, None, TIMEOUT, told.append)
     assert own.generate_sequences([1]) == [1]
     assert told == [[1]]
-    processes.check(lambda: ({"a": ""}, 1))
-    assert processes.suspects({"a"}) == []
+    watch = SimpleNamespace(unfinished={"a": ""}, now=lambda: ({"a": ""}, 1))
+    processes.before_wait(watch)
+    assert processes.suspects(watch) == []

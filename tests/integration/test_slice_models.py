@@ -96,7 +96,7 @@ OTHERS = {
     "lora_adapter_path",
     "of adapters, in tests of their own": "lora_rank lora_alpha target_modules",
     "of adapters, read by the code that builds policy and copy": "target_parameters exclude_modules",
-    "of one FSDP, fsdp2, here: the other, fsdp, needs an accelerator; Megatron: test_megatron_slices.py": "strategy "
+    "of one FSDP, fsdp2, here: the other, fsdp: test_flat_shards.py; Megatron: test_megatron_slices.py": "strategy "
     "router_replay turbo_config",
     "what the copy is": "forward_only model_type",
     "read by training alone": "max_token_len_per_gpu micro_batch_size_per_gpu use_no_sync_for_gradient_accumulation",
@@ -142,6 +142,15 @@ def test_copies_compute_the_numbers_of_their_models(plain: dict):
     assert {field: furthest(pairs) for field, pairs in plain.items()} == dict.fromkeys(
         ("old_log_probs", "entropy", "ref_log_prob", "values"), 0.0
     )
+
+
+@pytest.mark.parametrize("case", ["padded", "packed policy"])
+def test_copies_and_models_have_logits_of_responses_alone(composed: dict, plain: dict, case: str):
+    with Ranks(1) as rank:
+        found = rank.call(numbers, composed, PATCHING.get(case, []), True)[0]
+    assert {field: furthest(pairs) for field, pairs in found.items()} == dict.fromkeys(found, 0.0)
+    # Values have no logits.
+    assert max(furthest([plain[field][0], found[field][0]]) for field in found) < 1e-6
 
 
 @pytest.mark.parametrize("case", SETTINGS)

@@ -110,6 +110,7 @@ def test_with_each_loss(ranks: tuple[int, Ranks], folder: Path, loss: str):
             "all": (replace(stock, lean=OWN), Plan()),
             "skip": (replace(stock, lean=SKIP), Plan(both=True)),
             "computed": (replace(stock, lean=SKIP | {"metrics": "computed"}), Plan(first_alone=True)),
+            "logits of responses": (replace(stock, lean=SKIP, responses=True), Plan(both=True)),
         }
         for rank, found in enumerate(differences(running, folder, layout, stock, ours)):
             told(found, layout, loss, f"rank {rank}")

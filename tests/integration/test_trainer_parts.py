@@ -3,6 +3,7 @@ itself is imported, not run."""
 
 import inspect
 import json
+import threading
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
     from transfer_queue import KVBatchMeta
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
     from verl.utils import tensordict_utils as tu
 
     from ci.bench.support.untrained import UntrainedTrainer
@@ -27,17 +29,19 @@ with warnings.catch_warnings():
     from verl_fuse.host.record import journal as journals
     from verl_fuse.host.record.accounting import prepare_accounts
     from verl_fuse.host.record.journal import Journal
+    from verl_fuse.host.record.step import StockStage, TrainerPart
     from verl_fuse.host.rollout.director import Director
     from verl_fuse.host.rollout.finished import Finished
     from verl_fuse.host.rollout.lengths import LengthTotals
     from verl_fuse.host.rollout.policy import PolicyGuard
     from verl_fuse.host.rollout.standalone.sync import StandaloneSync
+    from verl_fuse.host.rollout.watch import Groups
     from verl_fuse.host.start.begin import checked_settings
     from verl_fuse.host.start.compat import start
     from verl_fuse.host.trainer import FuseTrainer
+    from verl_fuse.host.update.critic.driver import CriticFirst
     from verl_fuse.host.update.fused import FusedUpdates
     from verl_fuse.host.update.lean.options import LeanOptions
-    from verl_fuse.host.update.separate import SeparateUpdates
     from verl_fuse.host.weights.layouts.driver import Layouts
 
 from verl_fuse.hookspecs import Trainer
@@ -235,7 +239,7 @@ def untrained(config):
     record._dispatch_info = {"actor": [0]}
     record.prompts = {}
     trainer.inference = trainer.critic_wg = trainer.actor_rollout_wg = trainer.checkpoint_callback = record
-    trainer.director = SimpleNamespace(apart=None, routing=record)
+    trainer.director = SimpleNamespace(routing=record, finish=record.finish, inference_of=lambda stage: None)
     trainer.train_dataloader = SimpleNamespace(state_dict=dict)
     trainer.parts = [record]
     trainer.journal.begin_step(3, prompts=1, samples_each=2)
@@ -322,13 +326,21 @@ def inference():
 
 @pytest.fixture
 def director(journal, hook, replicas, inference):
-    return Director(journal, PolicyGuard(hook), replicas, inference)
+    return Director(journal, PolicyGuard(hook), replicas, inference, [Calls()])
+
+
+def test_the_parts_are_told_what_is_discarded_and_asked_for_failures(director, inference):
+    (part,) = director._parts
+    director.discard(["a_0_0"])
+    director.look(watch())
+    assert inference.seen[0] == ("discard", ["a_0_0"])
+    assert part.seen == [("discard", ["a_0_0"]), ("check",)]
 
 
 def watch(*keys):
     finished = Finished()
     finished.update({key: tag(3) for key in keys})
-    return SimpleNamespace(finished=finished, groups=(2, 0, 0), discarded={})
+    return SimpleNamespace(finished=finished, groups=Groups(2, 0, 0), discarded={})
 
 
 def prompts(**samples):
@@ -372,7 +384,7 @@ def test_samples_asked_for_beside_the_step_s_own_are_expected_and_discarded_ones
     director.look(watch("a_0_0"))
     for discarded in ({"a": [3]}, {"a": [3], "c": [4]}):
         seen = watch("b_0_0")
-        seen.discarded, seen.groups = discarded, (len(discarded), 0, 0)
+        seen.discarded, seen.groups = discarded, Groups(len(discarded), 0, 0)
         director.look(seen)
     views = [event.view for event in hook.events if event.__class__.__name__ == "Polled"]
     assert [view.expected for view in views] == expected
@@ -446,31 +458,90 @@ def test_layouts_are_those_of_the_step_after_the_sync():
     assert group.seen == [("change_layout", 2, 1), ("change_layout", 4, 3)]
 
 
-def test_separate_updates_run_the_critic_and_then_the_actor():
-    updates, done = SeparateUpdates(run_stage), []
-    critic, actor = (lambda batch, metrics, name=name: done.append(name) for name in ("critic", "actor"))
-    assert updates.critic("batch", {}, critic, actor)[:2] == ("update_critic", "train")
-    assert updates.actor("batch", {}, actor)[:2] == ("update_actor", "train")
-    assert done == ["critic", "actor"]
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("method", "stage"),
+    [
+        ("_compute_old_log_prob", "old_log_prob"),
+        ("_compute_ref_log_prob", "ref"),
+        ("_compute_values", "values"),
+        ("_update_critic", "update_critic"),
+        ("_update_actor", "update_actor"),
+    ],
+)
+def test_a_stage_goes_through_all_parts_and_runs_on_the_lane_of_the_training_workers(
+    untrained, monkeypatch, method, stage, place
+):
+    done, metrics = [], {}
+
+    class Part(TrainerPart):
+        def __init__(self, name):
+            self.name = name
+
+        def around(self, stage, batch, metrics, stock):
+            done.append(f"{self.name} begins {stage}")
+            batch = stock(batch, metrics)
+            done.append(f"{self.name} ends")
+            return batch
+
+    class Other(TrainerPart):
+        def around(self, stage, batch, metrics, stock):
+            return stock(batch, metrics, stock.method)
+
+    def stock(self, batch, metrics):
+        done.append(threading.current_thread().name)
+        metrics["loss"] = 1.0
+        return f"{batch} trained"
+
+    monkeypatch.setattr(PPOTrainerSync, method, stock)
+    untrained.parts = [Part("first"), Part("last")]
+    assert getattr(untrained, method)("batch", metrics) == "batch trained"
+    begins = [f"{name} begins {stage}" for name in ("last", "first")]
+    assert done == [*begins, "verl-fuse lane train", "first ends", "last ends"]
+    assert metrics == {"loss": 1.0}
+    assert [span.name for span in untrained.journal.step.spans if span.track == "step"] == [stage]
+    done.clear()
+    untrained.parts.insert(place, Other())
+    assert getattr(untrained, method)("batch", metrics) == "batch trained"
+    assert done == [*begins, "MainThread", "first ends", "last ends"], "verl's method by itself, in the others' midst"
 
 
 def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
     config = OmegaConf.create({"trainer": {"critic_warmup": 2}})
-    trainer = SimpleNamespace(config=config, global_steps=1)
-    stages = []
+    trainer, stages, batch = SimpleNamespace(config=config, global_steps=1), [], batch_of("a")
+    updates = FusedUpdates(trainer, {}, lambda name, category, work: stages.append(name), lambda problem: None, 1.0)
 
-    def run(name, category, work):
-        stages.append(name)
-        return "ran"
+    def turn(stage):
+        return StockStage(stage, len, lambda batch, metrics: stages.append(stage), [updates])(batch, {})
 
-    updates = FusedUpdates(trainer, {}, run, lambda problem: None, 1.0)
-    batch = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train", extra_info={"temperature": 1.0})
-    assert updates.critic(batch, {}, len, len) == "ran"
+    turns = ["ref", "update_critic", "update_actor"]
+    assert [turn(stage) for stage in turns] == [None] * 3
+    assert stages == turns, "the critic warms up"
     trainer.global_steps = 2
-    assert updates.critic(batch, {}, len, len) is batch
-    assert updates.actor(batch, {}, len) is batch
-    assert updates.actor(batch, {}, len) == "ran"
-    assert stages == ["update_critic", "fused_update", "update_actor"]
+    stages.clear()
+    assert [turn(stage) for stage in turns] == [None, batch, batch]
+    assert turn("update_actor") is None
+    assert stages == ["ref", "fused_update", "update_actor"]
+
+
+def test_a_critic_that_is_updated_first_has_no_turn_of_its_own(monkeypatch):
+    first, done, batch = CriticFirst(None, None), [], batch_of("a")
+
+    def turn(stage):
+        return StockStage(stage, len, lambda batch, metrics: done.append("verl's"), [first])(batch, {})
+
+    for able in (True, False):
+        monkeypatch.setattr(
+            first, "train", lambda batch, metrics, critic, able=able: setattr(first, "trained", able) or able
+        )
+        done.clear()
+        found = [turn(stage) for stage in ("ref", "values", "update_critic", "update_actor")]
+        assert found == ([None, batch, batch, None] if able else [None] * 4)
+        assert len(done) == (2 if able else 4)
+
+
+def batch_of(*keys):
+    return KVBatchMeta(keys=list(keys), tags=[{}], partition_id="train", extra_info={"temperature": 1.0})
 
 
 # ---------------------------------------------------------------- features
@@ -499,7 +570,6 @@ def trainer(journal, monkeypatch):
         inference=Calls(),
         client_options={},
         parts=[],
-        updates="separate",
         journal=journal,
         lane="lane",
         run_stage=run_stage,
@@ -547,19 +617,14 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     run.use_fused_update(lambda problem: None, 5.0)
     kinds = [type(part).__name__ for part in trainer.parts]
     assert kinds == ["SliceRefresh", "Layouts", "FusedUpdates"]
-    assert trainer.updates is trainer.parts[-1]
     monkeypatch.setattr(features.assembly, "deferred_critic", lambda trainer: SimpleNamespace(lane="critic's lane"))
     monkeypatch.setattr(features.assembly, "values_apart", lambda trainer, deferred: f"values on {deferred.lane}")
     run.use_deferred_critic()
-    assert trainer.deferred is trainer.parts[-1]
+    assert trainer.parts[-1].lane == "critic's lane"
     assert trainer.director.apart == "values on critic's lane"
-    assert (trainer.lane, trainer.critic_lane) == ("lane", "critic's lane")
     run.use_own_values()
-    assert type(trainer.critic_first).__name__ == "CriticFirst"
-    assert trainer.critic_first is trainer.parts[-1]
     run.use_lean_update(True, False, "computed")
-    assert type(trainer.parts[-1]).__name__ == "LeanUpdates"
-    assert trainer.updates is trainer.parts[-1]
+    assert [type(part).__name__ for part in trainer.parts[-2:]] == ["CriticFirst", "LeanUpdates"]
 
 
 def test_slices_get_weights_before_the_replicas_wake_where_an_export_needs_a_device(trainer, monkeypatch):
@@ -571,7 +636,7 @@ def test_slices_get_weights_before_the_replicas_wake_where_an_export_needs_a_dev
 
 def test_a_fused_update_waits_as_long_as_it_is_told(trainer):
     features.Features(trainer).use_fused_update(lambda problem: None, 5.0)
-    assert trainer.updates._timeout == 5.0
+    assert trainer.parts[-1]._timeout == 5.0
 
 
 @pytest.mark.parametrize("bypass", [True, False, None])
@@ -579,7 +644,7 @@ def test_a_lean_update_knows_whose_old_log_probs_it_has(trainer, bypass):
     if bypass is not None:
         trainer.config.algorithm.rollout_correction = {"bypass_mode": bypass}
     features.Features(trainer).use_lean_update(True, False, "computed")
-    assert trainer.updates._options == LeanOptions(True, False, "computed", bool(bypass))
+    assert trainer.parts[-1]._options == LeanOptions(True, False, "computed", bool(bypass))
 
 
 def test_a_streamed_update_is_a_part_that_the_director_asks(trainer, monkeypatch):
@@ -587,7 +652,7 @@ def test_a_streamed_update_is_a_part_that_the_director_asks(trainer, monkeypatch
     monkeypatch.setattr(features.assembly, "streamed_updates", lambda *args: asked.append(args) or "streamed")
     features.Features(trainer).use_streamed_update(True, "computed", False)
     assert asked == [(trainer, run_stage, trainer.inference, LeanOptions(True, True, "computed"), False)]
-    assert trainer.updates == trainer.director.training == trainer.parts[-1] == "streamed"
+    assert trainer.director.training == trainer.parts[-1] == "streamed"
 
 
 def test_standalone_replicas_need_routing_and_are_taken_from_its_pool(trainer):

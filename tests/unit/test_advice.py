@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from verl_fuse import plugins
-from verl_fuse.advice import SWITCH, Gain, advice_of_replay, advice_of_rows, advise, chosen_of
+from verl_fuse.advice import Gain, advice_of_replay, advice_of_rows, advise, chosen_of
 from verl_fuse.cli.refused import excluded
+from verl_fuse.feature import SWITCH
 from verl_fuse.simulate.compare import Estimate, StrategyResult
 from verl_fuse.simulate.recorded import Replay, Saving
 from verl_fuse.simulate.threshold import Threshold

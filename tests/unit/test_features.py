@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_fuse import plugins
-from verl_fuse.advice import SWITCH, Gain, chosen_of
+from verl_fuse.advice import Gain, chosen_of
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import SUBCOMMANDS
 from verl_fuse.cli.refused import excluded, refused
 from verl_fuse.cli.simulate import require_together
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import Feature
+from verl_fuse.feature import SWITCH, Feature
 from verl_fuse.host.start.preset import choose
 from verl_fuse.simulate.options import features_of
 
@@ -97,8 +97,8 @@ def test_presets_advice_and_simulator_agree_with_the_refusals_of_each_pair(pair)
     advised = [gain.feature for gain in chosen_of(gains, FEATURES, excluded(None))]
     variants = one.switch == other.switch
     assert advised == ([one.name] if refusals or variants else [one.name, other.name])
-    with pytest.raises(FuseError, match="are refused together") if refusals else nullcontext():
-        require_together("a strategy", {each.name: each for each in pair})
+    with pytest.raises(FuseError, match=f"{one.name} and {other.name} are refused") if refusals else nullcontext():
+        require_together(f"{one.name}+{other.name}", FEATURES)
 
 
 @pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
@@ -136,7 +136,7 @@ def test_the_overrides_compose_with_verl_and_are_refused_where_that_is_known(mod
     alone = refused(config, ())
     # They make several mini-batches of a step.
     expected = {
-        "megatron": {"old_log_prob", "values", "stream", "placement"},
+        "megatron": {"old_log_prob", "values", "stream", "placement", "response_logits"},
         "fsdp": {"pipeline", "old_log_prob", "values", "stream"},
     }[model_engine]
     for feature in FEATURES.values():
@@ -156,8 +156,8 @@ def test_a_feature_of_a_stranger_is_treated_alike(installed_plugin, tmp_path: Pa
     run = {"trainer": {"v1": {"trainer_mode": "fuse"}, "default_local_dir": "run"}, "fuse": shipped}
     run |= {"actor_rollout_ref": {"actor": {"strategy": "fsdp2"}}, "algorithm": {"adv_estimator": "grpo"}}
     run["fuse"] = OmegaConf.merge(shipped, {"preset": "fast", "toy": {"enabled": None}})
-    keys, lines = choose(OmegaConf.create(run), "fast", features.values(), lambda config: refused(config, ()))
-    assert "fuse.preset=fast: fuse.toy.enabled=true" in lines
+    keys, choices = choose(OmegaConf.create(run), "fast", features.values(), lambda config: refused(config, ()))
+    assert "fuse.preset=fast: fuse.toy.enabled=true" in map(str, choices)
     assert keys["toy.enabled"] is True
     assert "update.skip_zero_gradient" not in keys, "it gains less, and both are refused together"
     (tmp_path / "step.yaml").write_text(WORKLOAD)
@@ -169,17 +169,39 @@ def test_a_feature_of_a_stranger_is_treated_alike(installed_plugin, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("records", "said"),
     [
-        ('Feature("routing", {"toy.enabled": True})', "its feature 'routing' has the name of a feature of 'elastic'"),
-        ('Feature("toy", {"toy.on": True})', "the switch 'toy.on' of its feature 'toy' is no key of fuse.toy"),
-        ('Feature("toy", {"update.stream": True})', "the switch 'update.stream' of its feature 'toy' is no key"),
+        (
+            '[Feature("routing", {"toy.enabled": True})]',
+            "feature 'routing': the plugin 'elastic' has a",
+        ),
+        ('[Feature("toy", {"toy.on": True})]', "feature 'toy': its first key needs to be one of fuse.toy"),
+        ('[Feature("toy", {"update.stream": True})]', "feature 'toy': its first key needs to be one of fuse.toy"),
+        ('[Feature("toy", {})]', "feature 'toy': its first key needs to be one of fuse.toy"),
+        ('[Feature("toy", {"toy.enabled": True, "toy.on": 1})]', "feature 'toy': unknown key fuse.toy.on"),
+        ('[Feature("toy", {"toy.enabled": True}, {"quick": {}})]', "feature 'toy': presets: quick; allowed: observe"),
+        (
+            '[Feature("toy", {"toy.enabled": True}, {"fast": {"elastic.x": 1}})]',
+            "feature 'toy': unknown key fuse.elastic.x",
+        ),
+        ('[Feature("toy", {"toy.enabled": True}, strategy="mine")]', "feature 'toy': strategy='mine'; allowed: stock"),
+        ('[Feature("stock", {"toy.enabled": True}, strategy="all")]', "feature 'stock': the simulator has a strategy"),
+        ('[Feature("a+b", {"toy.enabled": True})]', r"feature 'a\+b': allowed names: "),
+        ('["toy"]', "feature 'toy': needs to be a verl_fuse.feature.Feature"),
+        ("1 / 0", "fuse_features failed: ZeroDivisionError: division by zero"),
+        ("None", "fuse_features failed: TypeError: 'NoneType' object is not iterable"),
     ],
 )
-def test_a_record_that_cannot_be_used_is_refused(installed_plugin, record: str, said: str):
-    start, end = TOY.index('[Feature("toy"'), TOY.index("]\n\n\n@hookimpl\ndef fuse_validate")
-    installed_plugin("toy", TOY[:start] + f"[{record}" + TOY[end:])
+def test_a_record_that_cannot_be_used_is_refused_with_its_plugin(installed_plugin, records: str, said: str):
+    start, end = TOY.index('[Feature("toy"'), TOY.index("\n\n\n@hookimpl\ndef fuse_validate")
+    installed_plugin("toy", TOY[:start] + records + TOY[end:])
     with pytest.raises(FuseError, match=f"plugin 'toy': {said}"):
+        plugins.features(plugins.load())
+
+
+def test_a_plugin_without_a_block_has_no_features(installed_plugin):
+    installed_plugin("toy", TOY.replace("@hookimpl\ndef fuse_config", "def other"))
+    with pytest.raises(FuseError, match=r"plugin 'toy': feature 'toy': its first key needs to be one of fuse\.toy"):
         plugins.features(plugins.load())
 
 

@@ -12,13 +12,12 @@ from omegaconf import DictConfig
 from rich.markup import escape
 from rich.table import Table
 
-from verl_fuse import plugins
 from verl_fuse.advice import Advice, Gain, advise, gains_of_replay, observed
 from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import excluded, refused
-from verl_fuse.cli.simulate import features_table, read_options, replayed, show_advice
+from verl_fuse.cli.simulate import features_of_run, features_table, read_options, replayed, show_advice
 from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import listed
 from verl_fuse.feature import Feature
@@ -49,9 +48,9 @@ def command(
     configuration is checked with it.
     """
     run_dir, _ = located(run_dir)
-    features = plugins.features(plugins.load())
-    run, result, options = replayed(run_dir, read_options(set_ or []), features)
     config = find_config(run_dir)
+    features = features_of_run(config)
+    run, result, options = replayed(run_dir, read_options(set_ or []), features)
     gains = gains_of_replay(result, features)
     refusals, on = refusals_of(config, features), features_on(config, features)
     open_ = [gain for gain in gains if not refusals[gain.feature] and gain.feature not in on]

@@ -6,12 +6,13 @@ Hydra's `pkg://` search paths import the package they name, and importing verl t
 """
 
 import importlib.util
-import re
+import os.path
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.recipes import CONFIG, Recipe
@@ -19,9 +20,32 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import nearest, quoted
 
 PACKAGE = "pkg://"
+OWN_GROUPS = f"{PACKAGE}verl_fuse.host.config"
 # Hydra's message about a key that an override changes and that does not exist begins so
 # (hydra/_internal/config_loader_impl.py).
-_NO_SUCH_KEY = re.compile(r"^Could not override '([^']+)'")
+_NO_SUCH_KEY = "Could not override "
+
+
+@dataclass(frozen=True)
+class Source:
+    """A primary configuration: its folder and name, Hydra's search paths beside the folder, and words for messages;
+    `values` are merged into what it composes to."""
+
+    folder: Path
+    name: str
+    paths: tuple[str, ...]
+    title: str
+    values: DictConfig | None = None
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A composed configuration, interpolations unresolved. It lacks the overrides in `unknown`, whose keys do not
+    exist; `faulty` maps every other override that Hydra refuses to the reason."""
+
+    config: DictConfig
+    unknown: tuple[str, ...]
+    faulty: dict[str, str]
 
 
 def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
@@ -36,43 +60,89 @@ def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
 def compose_what_fits(recipe: Recipe, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Return the configuration with all overrides of keys that exist, and a problem for each other override; a
     FuseError tells any other fault."""
+    paths = OmegaConf.select(OmegaConf.load(recipe.folder / CONFIG), "hydra.searchpath")
+    found = composed(Source(recipe.folder, CONFIG, tuple(paths), f"recipe {recipe.name}"), overrides)
+    problems = [_no_such_key(found.config, override) for override in found.unknown]
+    return found.config, [*problems, *(f"{override}: {why}" for override, why in found.faulty.items())]
+
+
+def composed(source: Source, overrides: Sequence[str]) -> Composed:
+    """Compose once, with the overrides that name configurations of groups, and apply the others one by one like Hydra;
+    a FuseError tells what cannot be read."""
     check_syntax(overrides)
-    fitting, unknown = list(overrides), []
-    while True:
-        try:
-            config = _composed(recipe, fitting)
-            break
-        except _NoSuchKey as error:
-            refused = [override for override in fitting if override.partition("=")[0] == error.args[0]]
-            if not refused:
-                raise FuseError(f"recipe {recipe.name} with {fitting}: there is no key {error.args[0]}") from error
-            unknown += refused
-            fitting = [override for override in fitting if override not in refused]
-    return config, [_no_such_key(config, override) for override in unknown]
+    paths = [_as_file(path) for path in source.paths]
+    folders = [source.folder, *(Path(path.removeprefix("file://")) for path in (*paths, _as_file(OWN_GROUPS)))]
+    of_groups = [override for override in overrides if _is_of_group(override, folders)]
+    found = _composed(source, [f"hydra.searchpath=[{','.join(paths)}]", *of_groups])
+    if source.values is not None:
+        OmegaConf.set_struct(found, False)
+        found.merge_with(source.values)
+        OmegaConf.set_struct(found, True)
+    unknown, faulty = apply(found, [override for override in overrides if override not in of_groups])
+    return Composed(found, unknown, faulty)
 
 
-class _NoSuchKey(Exception):
-    """An override changes a key, the argument, that the configuration lacks."""
+def apply(config: DictConfig, overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Apply overrides to a composed configuration like Hydra; return (the overrides of keys that do not exist, the
+    other overrides that Hydra refuses with the reasons)."""
+    refused = {override: why for override in overrides if (why := _refused(config, override))}
+    unknown = tuple(override for override, why in refused.items() if why.startswith(_NO_SUCH_KEY))
+    return unknown, {override: why for override, why in refused.items() if override not in unknown}
 
 
-def _composed(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
+def key_of(override: str) -> str:
+    """Return the key that an override changes, adds or removes."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _is_of_group(override: str, folders: Sequence[Path]) -> bool:
+    """Tell whether an override concerns Hydra itself, or names a configuration of a group."""
+    key = key_of(override)
+    return "@" in key or key.startswith("hydra.") or any(os.path.isdir(folder / key) for folder in folders)
+
+
+def _refused(config: DictConfig, override: str) -> str | None:
+    """Apply an override; return Hydra's reason where Hydra refuses it."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parsed, key = OverridesParser.create().parse_override(override), key_of(override)
+    if parsed.is_sweep_override():
+        return "several values are a sweep, which verl does not run; a list is written [a,b]"
+    if override.startswith(key) and not _is_there(config, key):
+        # Hydra would leave an empty block where it begins to look for the key.
+        return f"{_NO_SUCH_KEY}{key}"
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config([parsed], config)
+    except (HydraException, OmegaConfBaseException) as error:
+        return _one_line(error)
+    return None
+
+
+def _is_there(config: DictConfig, key: str) -> bool:
+    parent, _, name = key.rpartition(".")
+    block = OmegaConf.select(config, parent, default=None) if parent else config
+    # A value that verl leaves to the user (???) is a key all the same.
+    return isinstance(block, ListConfig) or (isinstance(block, DictConfig) and name in block.keys())  # noqa: SIM118
+
+
+def _composed(source: Source, overrides: Sequence[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
 
-    paths = [_as_file(path) for path in OmegaConf.select(OmegaConf.load(recipe.folder / CONFIG), "hydra.searchpath")]
+    given = list(overrides[1:]) or "no overrides"
     try:
-        with initialize_config_dir(str(recipe.folder), version_base=None):
-            return hydra_compose(CONFIG, overrides=[f"hydra.searchpath=[{','.join(paths)}]", *overrides])
+        with initialize_config_dir(str(source.folder), version_base=None):
+            return hydra_compose(source.name, overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        if found := _NO_SUCH_KEY.match(str(error)):
-            raise _NoSuchKey(found[1]) from error
-        raise FuseError(f"recipe {recipe.name} with {list(overrides) or 'no overrides'}: {_one_line(error)}") from error
+        raise FuseError(f"{source.title} with {given}: {_one_line(error)}") from error
     except (TypeError, ValueError) as error:
         # Hydra takes the value of a group (`fuse`, `data`) for a name without a look at the value.
         raise FuseError(
-            f"recipe {recipe.name} with {list(overrides)}: {_one_line(error)}; a group of configurations takes the "
-            "name of one, such as fuse=default"
+            f"{source.title} with {given}: {_one_line(error)}; a group of configurations takes the name of one, such "
+            "as fuse=default"
         ) from error
 
 
@@ -95,19 +165,23 @@ def _no_such_key(config: DictConfig, override: str) -> str:
 
 def check_syntax(overrides: Sequence[str]) -> None:
     """Raise a FuseError with every override that is not Hydra's grammar."""
+    if problems := unreadable(overrides):
+        raise FuseError(*(f"override {override!r} {why}" for override, why in problems.items()))
+
+
+def unreadable(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the overrides that are not Hydra's grammar, with the reasons."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser = OverridesParser.create()
-    problems = []
+    parser, found = OverridesParser.create(), dict[str, str]()
     for override in overrides:
         try:
             parser.parse_override(override)
         except HydraException as error:
             forms = "key=value changes, +key=value adds, ~key removes"
-            problems.append(f"override {override!r} cannot be read ({forms}): {_one_line(error)}")
-    if problems:
-        raise FuseError(*problems)
+            found[override] = f"cannot be read ({forms}): {_one_line(error)}"
+    return found
 
 
 def select(config: DictConfig, key: str) -> Any:

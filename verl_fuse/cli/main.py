@@ -13,6 +13,7 @@ from verl_fuse.cli import interrupt
 SUBCOMMANDS = {
     "ab": ("verl_fuse.cli.ab", "Run a recipe as stock verl, then with verl-fuse, and compare the two runs."),
     "advise": ("verl_fuse.cli.advise", "Say which features would have paid on a recorded run, and what to paste."),
+    "check": ("verl_fuse.cli.check", "Say what fuse.preset=fast does for a run of verl, and what unlocks more."),
     "compare": ("verl_fuse.cli.compare", "Compare a run with its baseline: step time, stages, rewards, a verdict."),
     "doctor": ("verl_fuse.cli.doctor", "Check this installation, in the driver and inside a Ray worker."),
     "example": ("verl_fuse.cli.example", "Print a commented workload, cluster or plan file to start from."),

@@ -4,14 +4,18 @@ without starting one."""
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
+from typing import TYPE_CHECKING
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.advice import Excluded
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.host.start.settings import load_settings
+
+if TYPE_CHECKING:
+    # Numba, which the simulator needs, takes a second to import.
+    from verl_fuse.advice import Excluded
 
 
 def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
@@ -28,7 +32,7 @@ def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     return ()
 
 
-def excluded(config: DictConfig | None) -> Excluded:
+def excluded(config: DictConfig | None) -> "Excluded":
     """Return the function that finds the refusals of two features together that neither has alone, in this
     configuration; in one that says nothing, where it is None."""
     base = OmegaConf.create({}) if config is None else config

@@ -3,12 +3,13 @@ nor verl nor a device."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
+from omegaconf import DictConfig
 from rich.markup import escape
 from rich.table import Table
 
@@ -118,8 +119,7 @@ def simulate(
     features = plugins.features(plugins.load())
     named = {name: feature.strategy for name, feature in features.items() if feature.strategy}
     for text in strategy or ():
-        parts = features_of(text, named)
-        require_together(text, {name: feature for name, feature in features.items() if name in parts})
+        require_together(text, features)
     given, rows, interrupted = Plan.read(plan) if plan else None, [], False
     with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
         cost = cost_model(machines, profile, floors)
@@ -145,11 +145,17 @@ def simulate(
 
 
 def require_together(strategy: str, features: Mapping[str, Feature]) -> None:
-    """Raise a FuseError where verl-fuse refuses two of these features of a strategy together."""
+    """Raise a FuseError where verl-fuse refuses features of two parts of a strategy together."""
+    parts = [
+        [features[part]] if part in features else [one for name, one in features.items() if name in features_of(part)]
+        for part in strategy.split("+")
+    ]
     together = excluded(None)
-    for one, other in combinations(features.values(), 2):
-        if refusals := together(one, other):
-            raise FuseError(f"strategy={strategy!r}: {one.name} and {other.name} are refused together: {refusals[0]}")
+    for some, others in combinations(parts, 2):
+        for one, other in product(some, others):
+            if one is not other and (refusals := together(one, other)):
+                said = f"{one.name} and {other.name} are refused together: {refusals[0]}"
+                raise FuseError(f"strategy={strategy!r}: {said}")
 
 
 def read_options(settings: list[str]) -> SimulationOptions:
@@ -334,7 +340,7 @@ def write_timelines(folder: Path, rows: list[StrategyResult], title: str) -> lis
 
 def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     """Print the savings table of a recorded run."""
-    features = plugins.features(plugins.load())
+    features = features_of_run(find_config(located(run)[0]))
     name, result, options = replayed(located(run)[0], options, features)
     advice = advice_of_replay(result, features, excluded(None))
     if as_json:
@@ -364,6 +370,12 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
             "dedicated=false."
         )
     show_advice(advice)
+
+
+def features_of_run(config: DictConfig | None) -> dict[str, Feature]:
+    """Return the features that a run had plugins for; all of them where its configuration was not kept."""
+    disabled = () if config is None else select(config, "fuse.disabled_plugins") or ()
+    return plugins.features(plugins.load(disabled))
 
 
 def all_savings(result: Replay) -> dict[str, Saving]:

@@ -70,7 +70,10 @@ def deferred_critic(trainer: Any) -> DeferredCritic:
     if trainer.processor is not None:
         fields.append("multi_modal_inputs")
     lane = Lane(CRITIC_LANE, journal.recorder, trainer.settings.core.call_timeout)
-    return DeferredCritic(lane, journal, fields, lambda metrics, step: trainer.logger.log(data=metrics, step=step))
+    warm_up = trainer.config.trainer.critic_warmup
+    return DeferredCritic(
+        lane, journal, fields, lambda metrics, step: trainer.logger.log(data=metrics, step=step), warm_up
+    )
 
 
 def values_apart(trainer: Any, deferred: DeferredCritic) -> InferenceApart:

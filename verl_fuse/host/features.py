@@ -92,8 +92,7 @@ class Features:
 
         trainer = self._trainer
         groups = assembly.training_groups(trainer)
-        trainer.updates = fused = FusedUpdates(trainer, groups, trainer.run_stage, solve, timeout)
-        trainer.parts.append(fused)
+        trainer.parts.append(FusedUpdates(trainer, groups, trainer.run_stage, solve, timeout))
 
     def use_lean_update(
         self, skip_zero_gradient: bool, skip_old_log_prob: bool, metrics: Literal["stock", "computed"]
@@ -104,15 +103,12 @@ class Features:
         correction = self.config.algorithm.get("rollout_correction", None)
         bypass = bool(correction and correction.get("bypass_mode", False))
         trainer, options = self._trainer, LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics, bypass)
-        trainer.updates = lean = LeanUpdates(trainer, trainer.run_stage, options)
-        trainer.parts.append(lean)
+        trainer.parts.append(LeanUpdates(trainer, trainer.run_stage, options))
 
     def use_own_values(self) -> None:
         """Update the critic where verl computes values: the update's own forward pass computes them. The critic's
         workers must be of the class that host/update/critic/worker.py makes."""
-        trainer = self._trainer
-        trainer.critic_first = first = CriticFirst(trainer, trainer.run_stage)
-        trainer.parts.append(first)
+        self._trainer.parts.append(CriticFirst(self._trainer, self._trainer.run_stage))
 
     def use_streamed_update(
         self, skip_zero_gradient: bool, metrics: Literal["stock", "computed"], deferred: bool
@@ -122,7 +118,7 @@ class Features:
         tokens. The actor's workers must be of the class that host/update/stream/worker.py makes."""
         trainer, options = self._trainer, LeanOptions(skip_zero_gradient, True, metrics)
         streamed = assembly.streamed_updates(trainer, trainer.run_stage, trainer.inference, options, deferred)
-        trainer.updates = trainer.director.training = streamed
+        trainer.director.training = streamed
         trainer.parts.append(streamed)
 
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
@@ -133,7 +129,6 @@ class Features:
         """Run the critic's update beside the stages that follow, until the values of the next step, which
         `fuse_infer_next` may stream once the update is done. Needs workers of its own (`fuse_devices`)."""
         trainer = self._trainer
-        trainer.deferred = deferred = assembly.deferred_critic(trainer)
-        trainer.critic_lane = deferred.lane
+        deferred = assembly.deferred_critic(trainer)
         trainer.director.apart = assembly.values_apart(trainer, deferred)
         trainer.parts.append(deferred)

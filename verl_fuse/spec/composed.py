@@ -19,6 +19,8 @@ ACTOR, REFERENCE, ROLLOUT, CRITIC = (
     "critic",
 )
 MODEL = "actor_rollout_ref.model"
+# A model whose config.json has one of these reads images or sound.
+TOWERS = ("vision_config", "audio_config", "thinker_config")
 
 Get = Callable[[str], Any]
 # Key: the value that the key needs, and the words about any other value.
@@ -34,7 +36,7 @@ def required(get: Get, needs: Needs) -> Iterator[Refusal]:
     """Refuse keys that do not have the value they need."""
     for key, (value, allowed) in needs.items():
         if get(key) != value:
-            yield Refusal(key, get(key), allowed)
+            yield Refusal(key, get(key), allowed, {key: value})
 
 
 def required_if_set(get: Get, needs: Needs) -> Iterator[Refusal]:
@@ -68,6 +70,11 @@ def has_critic(get: Get) -> bool:
     """Tell whether the run has a critic, by verl's rule (verl.trainer.ppo.utils.need_critic)."""
     enabled = get("critic.enable")
     return get("algorithm.adv_estimator") == "gae" if enabled is None else bool(enabled)
+
+
+def no_critic(get: Get) -> str | None:
+    """Return a reason to leave alone what changes a critic's work: there is no critic."""
+    return None if has_critic(get) else "there is no critic"
 
 
 def one_replica(get: Get) -> str | None:

@@ -1,6 +1,7 @@
 """Describes a running step for policies: plain values, no handles."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -133,11 +134,13 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason why a configuration cannot run: the key, its value, and the allowed values."""
+    """The reason why a configuration cannot run: the key, its value, and the allowed values. `unlock`: keys with values
+    that lift it; empty where no value does, or a person has to choose one."""
 
     key: str
     value: Any
     allowed: str
+    unlock: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __str__(self) -> str:
         return f"{self.key}={quoted(self.value)}: {self.allowed}"

@@ -24,10 +24,10 @@ def read_yaml(path: Path) -> Any:
         raise FuseError(message if message.startswith(str(path)) else f"{path}: {message}") from error
 
 
-def parse_yaml(text: str) -> Any:
-    """Parse text of YAML into plain dicts, lists and values."""
+def parse_yaml(text: str, *, resolve: bool = True) -> Any:
+    """Parse text of YAML into plain dicts, lists and values; interpolations are left as they are without `resolve`."""
     try:
-        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=True)
+        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=resolve)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

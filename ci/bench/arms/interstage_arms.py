@@ -62,8 +62,10 @@ def _refresh(trainer: Any) -> Any:
 
 
 def _switch_arms(module: Any) -> None:
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
     fused: Any = module.FuseTrainer
-    stock: Any = module.PPOTrainerSync
+    stock: Any = PPOTrainerSync
     begin, sampled, balance, advantage, end = (
         fused.on_step_begin,
         fused.on_sample_end,
@@ -96,7 +98,7 @@ def _switch_arms(module: Any) -> None:
         if self._arm != "stock":
             return balance(self, batch, metrics, *args, **kwargs)
         batch = stock._balance_batch(self, batch, metrics, *args, **kwargs)
-        self.journal.account(self.settings.run_dir, batch, replayed=False)
+        self.journal.account(self.settings.run_dir, batch, False, self.journal.step.expected())
         return batch
 
     def either(name: str) -> Any:
@@ -117,7 +119,7 @@ def _switch_arms(module: Any) -> None:
         end(self)
         marks, step = self._marks, self.global_steps
         n = plan()["samples_per_prompt"]
-        asked = sorted(length(step, sample // n, sample % n) for sample in range(self.journal.step.expected))
+        asked = sorted(length(step, sample // n, sample % n) for sample in range(self.journal.step.expected()))
         record = {
             "step": step,
             "arm": self._arm,

@@ -97,7 +97,7 @@ def _measured(module: Any) -> None:
             from verl_fuse.host.start.settings import CoreBlock
 
             pace, stall = CoreBlock.poll_interval, CoreBlock.stall_timeout
-            RolloutWatch(buffer, pace, stall, lambda watch: None, lambda keys: None, lambda: [])
+            RolloutWatch(buffer, pace, stall)
         return buffer
 
     trainer._build_replay_buffer = _build_replay_buffer

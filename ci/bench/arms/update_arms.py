@@ -36,11 +36,13 @@ def _register_agent(module: Any) -> None:
 
 
 def _switch_arms(module: Any) -> None:
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
     from verl_fuse.host.update.lean.driver import LeanUpdates
     from verl_fuse.host.update.lean.options import LeanOptions
 
     trainer: Any = module.FuseTrainer
-    stock: Any = module.PPOTrainerSync
+    stock: Any = PPOTrainerSync
     begin, end, old, update = (
         trainer.on_step_begin,
         trainer.on_step_end,
@@ -51,8 +53,7 @@ def _switch_arms(module: Any) -> None:
     def on_step_begin(self: Any) -> None:
         if self.global_steps == 1:
             pin_ranks([self.actor_rollout_wg], pin_replicas(self))
-            self.parts.clear()
-        self.updates = LeanUpdates(self, self.run_stage, LeanOptions(**OPTIONS[arm(self.global_steps)]))
+        self.parts[:] = [LeanUpdates(self, self.run_stage, LeanOptions(**OPTIONS[arm(self.global_steps)]))]
         self._seconds = {"begin": time.monotonic()}
         begin(self)
 
@@ -91,7 +92,7 @@ def _switch_arms(module: Any) -> None:
             "seconds": time.monotonic() - seconds.pop("begin"),
             "samples": account.samples,
             "lost": account.missing,
-            "skipped_tokens": self.updates.metrics["fuse/update_skipped_tokens"],
+            "skipped_tokens": self.parts[0].metrics["fuse/update_skipped_tokens"],
             **seconds,
         }
         with Path(plan()["measurements"]).open("a") as file:

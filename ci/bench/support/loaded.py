@@ -110,16 +110,16 @@ class LoadTrainer(UntrainedTrainer):
             manager, self.checkpoint_manager, self.journal.recorder, 300.0, max_num_seqs=1024, sequence_tokens=33_280
         )
         hook = self.settings.manager.hook
-        self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
-        self.parts, self.client_options = [], {}
+        self.direct(Director(self.journal, PolicyGuard(hook), self.replicas, self.inference, self.parts))
+        self.client_options = {}
         hook.fuse_setup(trainer=UntrainedFeatures(self))
-        self._begin_step()
+        self.begin_step()
         self.journal.emit(
             SetUp,
             run_dir=self.settings.run_dir,
             resumed_from=None,
             total_steps=self.total_training_steps,
-            expected=self.journal.step.expected,
+            expected=self.journal.step.expected(),
             groups=config.data.train_batch_size,
         )
         self._measure(meter)

@@ -15,10 +15,9 @@ from verl.checkpoint_engine.base import CheckpointEngineManager
 from verl_fuse.host.features import Features
 from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.rollout.agent_errors import AgentErrors
-from verl_fuse.host.rollout.processes import SampleProcesses
+from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.start.settings import load_settings
 from verl_fuse.host.trainer import FuseTrainer
-from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.spec.memory import RankMemory
 
 STAGES = ("old_log_prob", "ref", "values")
@@ -80,7 +79,10 @@ class UntrainedTrainer(FuseTrainer):
         self.replay_buffer = self._build_replay_buffer()
         backend = SimpleNamespace(backend="naive", custom_backend_module=None)
         self.checkpoint_manager = VersionCheckpoints(backend, actor_wg=None, replicas=list(replicas))
-        self.updates = SeparateUpdates(self.run_stage)
         self.agent_errors = AgentErrors(None, 0.0)
-        manager = SimpleNamespace(generate_sequences=None)
-        self.processes = SampleProcesses(manager, None, self.settings.core.replica_timeout, self.watch.submitted)
+        self.parts: list[Any] = []
+
+    def direct(self, director: Director) -> None:
+        """Have the rollout directed."""
+        self.director = director
+        self.watch.observers.append(director)

@@ -4,7 +4,8 @@ verl's, in the same run.
 Agents `pairs` (pair_agent.py) and `pair_tools` (pair_tools.py) force the lengths. Before each advantage, verl's own
 stage methods compute the batch once more, with the same weights; before each update, verl's own update trains the same
 batch, and what it changed in models and optimizers is undone. Where the critic's update takes the place of values, all
-of verl's stages up to that update come before it. $STEP_RECORD_DIR/step_N.json holds what differs. In stock
+of verl's stages up to that update come before it. Where logits are of responses alone, verl's own computation has all
+of them. $STEP_RECORD_DIR/step_N.json holds what differs. In stock
 verl nothing is done but forcing lengths.
 """
 
@@ -13,6 +14,8 @@ import importlib
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -66,9 +69,10 @@ def _compare_inference(trainer: Any) -> None:
     def compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
         given = _stored(batch, CHANGED)
         copy, found = _again(batch), {}
-        PPOTrainer._compute_old_log_prob(self, copy, found)
-        if self.use_reference_policy:
-            PPOTrainer._compute_ref_log_prob(self, copy, found)
+        with _all_logits(self):
+            PPOTrainer._compute_old_log_prob(self, copy, found)
+            if self.use_reference_policy:
+                PPOTrainer._compute_ref_log_prob(self, copy, found)
         if self.use_critic and not _is_critic_trained(self):
             PPOTrainer._compute_values(self, copy, found)
         elif self.use_critic:
@@ -95,7 +99,13 @@ def _compare_inference(trainer: Any) -> None:
 
 
 def _is_critic_trained(trainer: Any) -> bool:
-    return trainer.critic_first is not None and trainer.critic_first.trained
+    first = _part(trainer, "CriticFirst")
+    return first is not None and first.trained
+
+
+def _part(trainer: Any, name: str) -> Any:
+    """Return the part of this class; None where its feature is off."""
+    return next((part for part in trainer.parts if type(part).__name__ == name), None)
 
 
 def _compare_critic_first(trainer: Any) -> None:
@@ -107,7 +117,7 @@ def _compare_critic_first(trainer: Any) -> None:
 
     @functools.wraps(fused)
     def compute_values(self: Any, batch: Any, metrics: dict) -> Any:
-        if self.critic_first is not None:
+        if _part(self, "CriticFirst"):
             given, copy, self._pair_alone = _stored(batch, CHANGED), _again(batch), {}
             _on_ranks(self, "critic", keep)
             PPOTrainer._compute_values(self, copy, {})
@@ -154,10 +164,11 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
             return fused(self, batch, metrics)
         _on_ranks(self, model, keep)
         alone: dict[str, float] = {}
-        stock(self, _again(batch), alone)
+        with _all_logits(self):
+            stock(self, _again(batch), alone)
         _on_ranks(self, model, undo)
         batch = fused(self, batch, metrics)
-        if model == "critic" and self.deferred is not None:
+        if model == "critic" and _part(self, "DeferredCritic"):
             _learn_later(self, alone)
         else:
             self._pair_record["learned"] |= _learned(model, alone, metrics)
@@ -166,6 +177,17 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
         return batch
 
     setattr(trainer, method, update)
+
+
+@contextmanager
+def _all_logits(trainer: Any) -> Iterator[None]:
+    """Meanwhile the actor's workers compute all logits; those that do so anyway where they should not are an error."""
+    if not trainer.settings.blocks["update"].response_logits:
+        yield
+        return
+    _on_ranks(trainer, "actor", compute_all)
+    yield
+    _on_ranks(trainer, "actor", compute_some)
 
 
 def _on_ranks(trainer: Any, model: str, work: Any) -> None:
@@ -184,17 +206,18 @@ def _learned(model: str, alone: dict, metrics: dict) -> dict[str, list[float]]:
 def _learn_later(trainer: Any, alone: dict) -> None:
     """A deferred update's metrics are logged when it is done, which may be in the step after: they are added to the
     record of their step then, and are infinite before."""
-    record, log = trainer._pair_record, trainer.deferred._log
+    deferred = _part(trainer, "DeferredCritic")
+    record, log = trainer._pair_record, deferred._log
     record["learned"] |= _learned("critic", alone, {})
 
     def logged(metrics: dict, step: int) -> None:
-        trainer.deferred._log = log
+        deferred._log = log
         log(metrics, step)
         assert step == record["step"], f"metrics of step {step} for {record['step']}"
         record["learned"] |= _learned("critic", alone, metrics)
         _write(record)
 
-    trainer.deferred._log = logged
+    deferred._log = logged
 
 
 def _write(record: dict) -> None:
@@ -230,11 +253,28 @@ def undo(worker: Any, model: str) -> None:
         group["lr"] = value
 
 
+def compute_all(worker: Any, model: str) -> None:
+    """On a rank: let policy and reference compute all logits, as verl built them."""
+    actor = _actor(worker)
+    engines = [one.engine for one in (actor.actor, actor.ref) if one is not None]
+    worker._pair_classes = [(engine, type(engine)) for engine in engines]
+    for engine, kind in worker._pair_classes:
+        assert kind.__name__.startswith("ResponseLogits"), f"{kind.__name__} computes all logits"
+        engine.__class__ = kind.__bases__[1]
+
+
+def compute_some(worker: Any, model: str) -> None:
+    """On a rank: undo `compute_all`."""
+    for engine, kind in worker._pair_classes:
+        engine.__class__ = kind
+
+
 def _engine(worker: Any, model: str) -> Any:
-    workers = worker.worker_dict
-    if model == "critic":
-        return workers["critic"].engine
-    return next(one for one in workers.values() if getattr(one, "actor", None) is not None).actor.engine
+    return worker.worker_dict["critic"].engine if model == "critic" else _actor(worker).actor.engine
+
+
+def _actor(worker: Any) -> Any:
+    return next(one for one in worker.worker_dict.values() if getattr(one, "actor", None) is not None)
 
 
 def _local(tensor: Any) -> Any:
@@ -245,5 +285,7 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if hasattr(value, "detach") else deepcopy(value)
 
 
-on_import("verl.experimental.agent_loop", _register_agent)
-on_import("verl_fuse.host.trainer", _compare_steps)
+# Tests import this module for its names, and train nothing.
+if __name__ in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(","):
+    on_import("verl.experimental.agent_loop", _register_agent)
+    on_import("verl_fuse.host.trainer", _compare_steps)

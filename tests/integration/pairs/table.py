@@ -66,7 +66,7 @@ FACTORS: Factors = {
         "scale": Value({**ELASTIC, "fuse.elastic.scale": True}),
         "cut": Value({**ELASTIC, "fuse.elastic.release": True, "fuse.elastic.cut_fraction": 0.7}),
     },
-    "weight sync": {
+    "sync": {
         "stock": Value(),
         "shards": Value({"fuse.realloc.weight_sync": "shards", "fuse.realloc.checksums": True}),
     },
@@ -162,10 +162,12 @@ FACTORS: Factors = {
             }
         ),
     },
+    "logits": {"all": Value(), "responses": Value({"fuse.update.response_logits": True})},
 }
-# Factors that joined the table after rows had run: the rows of all other factors stay, with their results, and further
-# rows cover these.
-LATER = ("placement", "critic")
+# Factors that joined the table after rows had run, by the time at which they did: the rows of all factors before them
+# stay, with their results, and further rows cover these.
+JOINED = (("placement", "critic"), ("logits",))
+LATER = tuple(name for group in JOINED for name in group)
 
 # Two factors' values that a run refuses together before it starts, and the key that its message names.
 REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
@@ -178,7 +180,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     ),
     # verl asks the critic for values without adapters.
     ("algorithm", ("ppo",), "engine", ("lora",), f"{MODEL}.lora_rank"),
-    ("weight sync", ("shards",), "engine", ("lora",), f"{MODEL}.lora_rank"),
+    ("sync", ("shards",), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("layout", ("changed",), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("algorithm", ("grpo+kl",), "update", ("lean",), f"{ACTOR}.use_kl_loss"),
     # A critic is placed, where there is one and it stays there.
@@ -186,6 +188,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     ("layout", ("changed",), "placement", ("deferred",), "fuse.realloc.schedule"),
     ("algorithm", ("grpo", "grpo+kl", "dapo"), "critic", ("first",), "algorithm.adv_estimator"),
     ("placement", ("deferred",), "critic", ("first",), "fuse.placement.critic"),
+    ("engine", ("fused kernels",), "logits", ("responses",), f"{MODEL}.use_fused_kernels"),
 )
 
 NAMES = {name: list(values) for name, values in FACTORS.items()}
@@ -194,13 +197,14 @@ NAMES = {name: list(values) for name, values in FACTORS.items()}
 FEATURES = (
     "interstage",
     "elastic",
-    "weight sync",
+    "sync",
     "speculation",
     "layout",
     "update",
     "recovery",
     "placement",
     "critic",
+    "logits",
 )
 
 # What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
@@ -232,7 +236,7 @@ ALWAYS: tuple[Row, ...] = (
         "recovery": "none",
     },
     {"algorithm": "dapo", "interstage": "shared", "elastic": "scale", "recovery": "none"},
-    {"interstage": "slices+auto", "weight sync": "shards", "precision": "bf16", "recovery": "none"},
+    {"interstage": "slices+auto", "sync": "shards", "precision": "bf16", "recovery": "none"},
 )
 
 # Everything that verl-fuse does in a step of PPO at once: the largest combination that is accepted.
@@ -240,15 +244,16 @@ EVERYTHING: Row = {
     **{name: next(iter(values)) for name, values in FACTORS.items()},
     "interstage": "slices+tail",
     "elastic": "on",
-    "weight sync": "shards",
+    "sync": "shards",
     "layout": "changed",
     "batches": "packed",
     "critic": "first",
+    "logits": "responses",
 }
 
 # Values that are in no row, and why: what stock verl 0.9.1 cannot run without an accelerator, and other engines.
 EXCLUDED = {
-    "strategy=fsdp (FSDP1)": "torch's FSDP1 needs an accelerator; the cpu platform refuses it before start",
+    "strategy=fsdp (FSDP1)": "updates on it: test_lean_engines.py, test_own_values.py; a whole run: test_lean_run.py",
     "ulysses_sequence_parallel_size=2": "verl patches flash attention alone: with sdpa each rank "
     "would attend to its part only",
     "attn_implementation=flash_attention_2": "needs a GPU; the cpu platform refuses it before start",
@@ -271,13 +276,16 @@ def rows() -> list[dict[str, str]]:
     """The rows of the table: those that `make test` runs, then those that cover most; then those of the factors that
     joined later."""
     plain, refused = default_row(), refused_pairs()
-    first = covering_rows({name: NAMES[name] for name in NAMES if name not in LATER}, refused, ALWAYS)
-    known = [{**row, **{name: plain[name] for name in LATER}} for row in first]
-    # Every other factor is at its first value: a row with all factors at others is too long to read.
-    others = [name for name in NAMES if name not in LATER]
-    halves = [{name: plain[name] for name in part} for part in (others[::2], others[1::2])]
-    begun = [{**half, name: value} for name in LATER for value in NAMES[name][1:] for half in halves]
-    return covering_rows(NAMES, refused, [*known, *begun])
+    there = [name for name in NAMES if name not in LATER]
+    table = covering_rows({name: NAMES[name] for name in there}, refused, ALWAYS)
+    for group in JOINED:
+        known = [{**row, **{name: plain[name] for name in group}} for row in table]
+        # Every other factor is at its first value: a row with all factors at others is too long to read.
+        halves = [{name: plain[name] for name in part} for part in (there[::2], there[1::2])]
+        begun = [{**half, name: value} for name in group for value in NAMES[name][1:] for half in halves]
+        there += group
+        table = covering_rows({name: NAMES[name] for name in there}, refused, [*known, *begun])
+    return table
 
 
 def stock_row(row: Row) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""An actor in verl's own TrainingWorker and in the lean one, on FSDP2 or Megatron, gloo processes, fixed batches:
-several steps of each, side by side.
+"""An actor in verl's own TrainingWorker, in the lean one, and with logits of responses alone, on FSDP or Megatron, gloo
+processes, fixed batches: several steps of each, side by side.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -26,9 +26,11 @@ KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}
 
 @dataclass(frozen=True)
 class Arm:
-    """How three steps are trained: by stock verl (`lean` is None) or leanly; `fault` is planted."""
+    """How three steps are trained: by stock verl (`lean` is None) or leanly, with logits of all tokens or of
+    `responses` alone; `fault` is planted. `temperature`: of the whole batch; None: 1.0 for each row."""
 
     lean: dict[str, Any] | None = None
+    responses: bool = False
     micro_batch: int = 2
     tokens: int | None = None
     mini_batches: int = 1
@@ -40,6 +42,7 @@ class Arm:
     fault: str = ""
     packed: bool = False
     padding: bool = True
+    temperature: float | None = None
 
 
 def write_model(folder: Path) -> None:
@@ -66,13 +69,24 @@ def write_model(folder: Path) -> None:
     model.save_pretrained(folder / "actor")
 
 
-# FSDP2 with parameters that stay whole between forward and backward pass, with activations that wait in the host's
-# memory, with adapters alone trained.
-SHARDED = {
-    "fsdp2": {},
-    "fsdp2 whole": {"reshard_after_forward": False},
-    "fsdp2 offloaded": {"activation_offload": True},
-    "fsdp2 lora": {"lora_rank": 4},
+# FSDP1 and FSDP2: with parameters that stay gathered between forward and backward pass, with activations that wait in
+# the host's memory, with adapters alone trained, with activations that are kept, with rows that two ranks share; FSDP1
+# with verl's other form of parameters, FSDP2 computed in bfloat16.
+_FORMS: dict[str, dict[str, Any]] = {
+    "": {},
+    " whole": {"reshard_after_forward": False},
+    " offloaded": {"activation_offload": True},
+    " lora": {"lora_rank": 4},
+    " kept": {"gradient_checkpointing": False},
+    " shared": {"sequence_ranks": 2},
+}
+SHARDED: dict[str, dict[str, Any]] = {
+    f"{strategy}{form}": {"strategy": strategy, **change}
+    for strategy in ("fsdp", "fsdp2")
+    for form, change in _FORMS.items()
+} | {
+    "fsdp named": {"strategy": "fsdp", "use_orig_params": True},
+    "fsdp2 bf16": {"strategy": "fsdp2", "param_dtype": "bf16"},
 }
 
 
@@ -84,29 +98,47 @@ def _without_pinned_memory() -> None:
 
 
 class Bench:
-    """Both workers of an engine, kept for all arms."""
+    """Workers of an engine, each built for its first arm and kept."""
 
     def __init__(self, world: World, folder: Path, engine: str) -> None:
         from verl_fuse.host.update.lean.worker import LeanTrainingWorker
 
-        with open(os.devnull, "w") as silence, redirect_stdout(silence):
-            if engine in SHARDED:
-                if "offloaded" in engine:
-                    _without_pinned_memory()
-                build = partial(sharded_engines.worker, world, folder, "actor", **SHARDED[engine])
-            else:
-                sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp") or 1))
-                # As verl's default; without it verl saves no checkpoint on a CPU.
-                case = small_engines.Case(actor=sizes, critic=sizes, distributed_optimizer=True)
-                build = partial(small_engines.worker, world, folder / "actor", case, "actor")
-            self.workers = {False: build(), True: build(kind=LeanTrainingWorker)}
-        self.engine = engine
-        self.first = {name: tensor.clone() for name, tensor in _parameters(self.workers[False]).items()}
+        if engine in SHARDED:
+            if "offloaded" in engine:
+                _without_pinned_memory()
+            build = partial(sharded_engines.worker, world, folder, "actor", **SHARDED[engine])
+        else:
+            sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp") or 1))
+            # As verl's default; without it verl saves no checkpoint on a CPU.
+            case = small_engines.Case(actor=sizes, critic=sizes, distributed_optimizer=True)
+            build = partial(small_engines.worker, world, folder / "actor", case, "actor")
+        self.keep(engine, build, LeanTrainingWorker)
+
+    def keep(self, engine: str, build: Any, lean: type) -> None:
+        """Build workers by `build`, those of lean arms of the class `lean`."""
+        self.engine, self.build, self._lean, self._workers = engine, build, lean, {}
+        self.first = {name: tensor.detach().clone() for name, tensor in _parameters(self.worker(Arm())).items()}
+
+    def worker(self, arm: Arm) -> Any:
+        from verl_fuse.host.inference.response_logits import keep_response_logits
+
+        kind = arm.lean is not None, arm.responses
+        if kind not in self._workers:
+            with open(os.devnull, "w") as silence, redirect_stdout(silence):
+                self._workers[kind] = self.build(kind=self._lean if arm.lean is not None else None)
+            if arm.responses:
+                keep_response_logits(self._workers[kind].engine, strict=True)
+        return self._workers[kind]
 
     def restore(self, worker: Any) -> None:
         """Parameters, moments and learning rate as after the model was built."""
         import torch
 
+        from verl_fuse.host.weights.gathered import reshard
+
+        if self.engine.startswith("fsdp"):
+            # A planted fault leaves parameters gathered.
+            reshard(worker.engine.module)
         with torch.no_grad():
             for name, tensor in _parameters(worker).items():
                 tensor.copy_(self.first[name])
@@ -196,7 +228,7 @@ def run(
 
     from verl_fuse.host.update.lean.options import LEAN, LeanOptions
 
-    worker = bench.workers[arm.lean is not None]
+    worker = bench.worker(arm)
     lean = LeanOptions(**arm.lean or {})
     bench.restore(worker)
     if load is not None:
@@ -204,9 +236,7 @@ def run(
     _set_loss(bench, worker, arm)
     engine, steps = worker.engine, []
     for step, kind in enumerate(zeros, first):
-        data = batch(step, kind, arm.padding)
-        size, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
-        data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
+        data = _share(engine, arm, step, kind)
         tu.assign_non_tensor(
             data,
             **({LEAN: lean} if arm.lean else {}),
@@ -215,10 +245,7 @@ def run(
             epochs=arm.epochs,
             seed=1,
             dataloader_kwargs={"shuffle": False},
-            use_dynamic_bsz=arm.tokens is not None,
-            max_token_len_per_gpu=arm.tokens,
-            micro_batch_size_per_gpu=arm.micro_batch,
-            use_remove_padding=arm.packed,
+            calculate_entropy=arm.actor.get("calculate_entropy", False),
         )
         if arm.own:
             _own(worker, data, arm)
@@ -237,6 +264,26 @@ def run(
     for place, state in enumerate(adam.state.values()):
         held |= {f"{place} {key}": getattr(value, "_local_tensor", value) for key, value in state.items()}
     return {"steps": steps, "held": {name: tensor.detach().clone() for name, tensor in held.items()}}
+
+
+def _share(engine: Any, arm: Arm, step: int, zeros: str) -> Any:
+    """The rows of this rank, with verl's keys for one pass over them."""
+    from verl.utils import tensordict_utils as tu
+
+    data = batch(step, zeros, arm.padding)
+    size, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
+    data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
+    if arm.temperature is not None:
+        data.pop("temperature")
+        tu.assign_non_tensor(data, temperature=arm.temperature)
+    tu.assign_non_tensor(
+        data,
+        use_dynamic_bsz=arm.tokens is not None,
+        max_token_len_per_gpu=arm.tokens,
+        micro_batch_size_per_gpu=arm.micro_batch,
+        use_remove_padding=arm.packed,
+    )
+    return data
 
 
 def _set_loss(bench: Bench, worker: Any, arm: Arm) -> None:
@@ -276,6 +323,7 @@ def _own(worker: Any, data: Any, arm: Arm) -> None:
 @contextmanager
 def _fault(worker: Any, fault: str, lean: bool, data: Any, nothing: bool) -> Iterator[None]:
     """What must show in a comparison; `nothing`: no sample of the step has a gradient."""
+    from verl_fuse.host.inference import response_logits
     from verl_fuse.host.update.lean import mini_batch
 
     with pytest.MonkeyPatch.context() as patch:
@@ -296,6 +344,11 @@ def _fault(worker: Any, fault: str, lean: bool, data: Any, nothing: bool) -> Ite
                 return split(self, stock, data, **request)
 
             patch.setattr(mini_batch.LeanMiniBatch, "_split", counted)
+        elif fault == "parameters stay gathered" and lean:
+            patch.setattr(mini_batch, "reshard", lambda module: None)
+        elif fault == "off by one":
+            right = response_logits.response_positions
+            patch.setattr(response_logits, "response_positions", lambda rows: right(rows) + 1)
         elif fault == "no step" and nothing:
             # Moments and learning rate go on without a gradient.
             patch.setattr(worker.engine, "optimizer_step", lambda: 0.0)
@@ -307,16 +360,17 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     other metrics of all steps."""
     import torch
 
-    def flat(held: dict[str, Any], end: str) -> Any:
+    def flat(held: dict[str, Any], end: str | tuple[str, ...]) -> Any:
         chosen = [t.double().flatten() for name, t in sorted(held.items()) if name.endswith(end)]
         return torch.cat(chosen)
 
-    def relative(end: str) -> float:
+    def relative(end: str | tuple[str, ...]) -> float:
         first, second = flat(one["held"], end), flat(other["held"], end)
         return float((first - second).norm() / first.norm().clamp_min(1e-30))
 
     found = {"exp_avg": relative("exp_avg"), "exp_avg_sq": relative("exp_avg_sq")}
-    found["parameters"] = relative("weight")
+    # FSDP1 has the weights of a module in one flat parameter.
+    found["parameters"] = relative(("weight", "_flat_param"))
     found["bitwise"] = float(all(torch.equal(t, other["held"][name]) for name, t in one["held"].items()))
     for step, (mine, theirs) in enumerate(zip(one["steps"], other["steps"], strict=True)):
         for key, value in mine.items():
@@ -361,6 +415,78 @@ def compared(
     return {f"{one} - {other}": difference(ran[one], ran[other]) for one, other in pairs} | {
         "metrics": {name: found["steps"] for name, found in ran.items()}
     }
+
+
+def passes(world: World, folder: Path, engine: str, arms: dict[str, Arm]) -> dict[str, dict[str, Any]]:
+    """Of each arm, verl's pass for log-probs and entropies over the rows of this rank: the values of responses, those
+    at the other tokens, the positions that had logits, and tokens and responses of the rows."""
+    import torch
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import response_from_nested
+
+    bench, found = _bench(world, folder, engine), {}
+    for name, arm in arms.items():
+        worker = bench.worker(arm)
+        bench.restore(worker)
+        data, logits = _share(worker.engine, arm, 0, "some"), list[int]()
+        tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=True)
+        (head,) = [part for name, part in worker.engine.module.named_modules() if name.endswith("lm_head")]
+
+        def count(_head: Any, _input: Any, made: Any, counts: list[int] = logits) -> None:
+            counts.append(made.shape[:-1].numel())
+
+        hook = head.register_forward_hook(count)
+        with _fault(worker, arm.fault, False, data, nothing=False):
+            output = worker.infer_batch(data)
+        hook.remove()
+        answers = data["responses"].offsets().diff().tolist()
+        ends = data["input_ids"].offsets()[1:].tolist()
+        others = torch.ones(ends[-1], dtype=torch.bool)
+        for end, answer in zip(ends, answers, strict=True):
+            others[end - answer - 1 : end - 1] = False
+        found[name] = {"logits": sum(logits), "tokens": ends[-1], "responses": sum(answers)}
+        for key in ("log_probs", "entropy") if output is not None else ():
+            found[name][key] = response_from_nested(output[key], data["response_mask"]).values()
+            found[name][f"other {key}"] = output[key].values()[others]
+    return found
+
+
+def refused_models(world: World, folder: Path) -> dict[str, Any]:
+    """What is said of an actor that cannot have logits of responses alone, by the reason, and what stays of its engine
+    where it may be left as it is."""
+    from transformers import LlamaForCausalLM
+
+    from verl_fuse.errors import FuseError
+    from verl_fuse.host.inference.response_logits import keep_response_logits
+
+    class Whole(LlamaForCausalLM):
+        def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, use_cache: bool) -> Any: ...
+
+    class Ignoring(LlamaForCausalLM):
+        def forward(self, logits_to_keep: Any = 0, **inputs: Any) -> Any:
+            return super().forward(**inputs)
+
+    def refusal(engine: Any) -> str:
+        with pytest.raises(FuseError) as refused:
+            keep_response_logits(engine, strict=True)
+        keep_response_logits(engine, strict=False)
+        left.append(type(engine).__name__)
+        return str(refused.value)
+
+    worker = _bench(world, folder, "fsdp2").build()
+    critic = sharded_engines.worker(world, folder, "critic")
+    left: list[str] = []
+    found: dict[str, Any] = {"left": left, "critic": refusal(critic.engine)}
+    worker.engine.model_config.hf_config.vision_config = {}
+    found["tower"] = refusal(worker.engine)
+    del worker.engine.model_config.hf_config.vision_config
+    stock, worker.engine.module.__class__ = worker.engine.module.__class__, Whole
+    found["forward"] = refusal(worker.engine)
+    worker.engine.module.__class__ = type("Ignoring", (Ignoring, stock), {})
+    keep_response_logits(worker.engine, strict=True)
+    with pytest.raises(FuseError) as refused:
+        _own(worker, _share(worker.engine, Arm(packed=True), 0, "some"), Arm())
+    return found | {"ignored": str(refused.value)}
 
 
 def resumed(

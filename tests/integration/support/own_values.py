@@ -1,4 +1,4 @@
-"""A critic in verl's own TrainingWorker and in the one whose update computes its values, on FSDP2 or Megatron, gloo
+"""A critic in verl's own TrainingWorker and in the one whose update computes its values, on FSDP or Megatron, gloo
 processes, fixed batches: several steps of each, side by side.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
@@ -105,16 +105,25 @@ class Bench:
         from verl_fuse.host.update.critic.worker import own_values_worker_class
 
         with open(os.devnull, "w") as silence, redirect_stdout(silence):
-            if engine.startswith("fsdp2"):
-                precision = engine.removeprefix("fsdp2").strip() or "fp32"
-                build = partial(sharded_engines.worker, world, folder, "critic", param_dtype=precision)
+            if engine.startswith("fsdp"):
+                strategy, *precision = engine.split()
+                build = partial(
+                    sharded_engines.worker,
+                    world,
+                    folder,
+                    "critic",
+                    param_dtype=precision[0] if precision else "fp32",
+                    strategy=strategy,
+                )
             else:
                 sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp")))
                 case = small_engines.Case(actor=sizes, critic=sizes, distributed_optimizer=True)
                 build = partial(small_engines.worker, world, folder / "critic", case, "critic")
             self.workers = {False: build(), True: build(kind=own_values_worker_class(TrainingWorker))}
         self.engine = engine
-        self.first = {name: tensor.clone() for name, tensor in lean_engines._parameters(self.workers[False]).items()}
+        self.first = {
+            name: tensor.detach().clone() for name, tensor in lean_engines._parameters(self.workers[False]).items()
+        }
 
     restore = lean_engines.Bench.restore
 

@@ -108,9 +108,7 @@ class ScheduleTrainer(UntrainedTrainer):
             LONG + 16,
         )
         hook = self.settings.manager.hook
-        self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
-        self.parts = []
-        self.critic_first = None
+        self.direct(Director(self.journal, PolicyGuard(hook), self.replicas, self.inference, self.parts))
         self.agent_errors = runs.agent_errors
         hook.fuse_setup(trainer=UntrainedFeatures(self))
 

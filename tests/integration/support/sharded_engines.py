@@ -1,4 +1,4 @@
-"""An actor and a critic in verl's own TrainingWorkers on FSDP2, gloo processes, fixed batches: their layout
+"""An actor and a critic in verl's own TrainingWorkers on FSDP1 or FSDP2, gloo processes, fixed batches: their layout
 changed while they are trained.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
@@ -50,8 +50,12 @@ def worker(
     activation_offload: bool = False,
     lora_rank: int = 0,
     param_dtype: str = "fp32",
+    strategy: str = "fsdp2",
+    use_orig_params: bool = False,
+    gradient_checkpointing: bool = True,
+    sequence_ranks: int = 1,
 ) -> Any:
-    """verl's TrainingWorker of one model, or a subclass of it, initialised."""
+    """verl's TrainingWorker of one model, or a subclass of it, initialised; `sequence_ranks` share a row."""
     import types
 
     import torch
@@ -75,7 +79,8 @@ def worker(
     model_config = HFModelConfig(
         path=str(folder / name),
         load_tokenizer=False,
-        use_remove_padding=False,
+        use_remove_padding=sequence_ranks > 1,
+        enable_gradient_checkpointing=gradient_checkpointing,
         enable_activation_offload=activation_offload,
         lora_rank=lora_rank,
         override_config={"attn_implementation": "eager"},
@@ -83,9 +88,11 @@ def worker(
     model_config.tokenizer = types.SimpleNamespace(pad_token_id=0, save_pretrained=lambda folder: None)
     precision = {"param_dtype": param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     engine_config = FSDPEngineConfig(
-        strategy="fsdp2",
+        strategy=strategy,
+        use_orig_params=use_orig_params,
         fsdp_size=fsdp_size,
         reshard_after_forward=reshard_after_forward,
+        ulysses_sequence_parallel_size=sequence_ranks,
         mixed_precision=precision,
         use_torch_compile=False,
         use_dynamic_bsz=False,
@@ -112,7 +119,7 @@ def worker(
         built.set_loss_fn(partial(value_loss, config=config))
     else:
         config = FSDPActorConfig(
-            rollout_n=1, ppo_mini_batch_size=8, ppo_micro_batch_size_per_gpu=2, use_dynamic_bsz=False, strategy="fsdp2"
+            rollout_n=1, ppo_mini_batch_size=8, ppo_micro_batch_size_per_gpu=2, use_dynamic_bsz=False, strategy=strategy
         )
         built.set_loss_fn(partial(ppo_loss, config=config))
     return built

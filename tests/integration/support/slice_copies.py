@@ -108,11 +108,13 @@ def configuration(folder: Path) -> dict[str, Any]:
     return composed
 
 
-def numbers(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> dict[str, list[Any]]:
+def numbers(
+    world: World, composed: dict[str, Any], overrides: Sequence[str], response_logits: bool = False
+) -> dict[str, list[Any]]:
     """Field -> (numbers of the model itself, through the calls of verl's workers; numbers of its copy), one
-    value per response token."""
+    value per response token; with `response_logits` both have logits of responses alone."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
-        return _numbers(_prepared(world, composed, overrides))
+        return _numbers(_prepared(world, composed, overrides), response_logits)
 
 
 def built(world: World, composed: dict[str, Any], stages: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -149,22 +151,22 @@ def settings(world: World) -> list[str]:
     return sorted(names - {"_target_"})
 
 
-def _numbers(config: Any) -> dict[str, list[Any]]:
+def _numbers(config: Any, response_logits: bool) -> dict[str, list[Any]]:
     import torch
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+    from verl_fuse.host.inference.response_logits import ResponseLogits, response_logits_worker_class
     from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
 
+    kind = response_logits_worker_class(ActorRolloutRefWorker, True) if response_logits else ActorRolloutRefWorker
     of_critic = critic_of(config)
     # The value head is new.
     torch.manual_seed(0)
     # verl's order, one process for all of them, as in its workers.
     critic = TrainingWorker(config=of_critic)
     critic.reset()
-    policy = {
-        role: ActorRolloutRefWorker(config=config.actor_rollout_ref.copy(), role=role) for role in ("ref", "actor")
-    }
+    policy = {role: kind(config=config.actor_rollout_ref.copy(), role=role) for role in ("ref", "actor")}
     for worker in policy.values():
         worker.init_model()
     own = {"old_log_prob": policy["actor"].actor, "ref": policy["ref"].ref, "values": critic}
@@ -173,8 +175,11 @@ def _numbers(config: Any) -> dict[str, list[Any]]:
         with torch.no_grad():
             for parameter in own[stage].engine.module.parameters():
                 parameter.mul_(1.1)
-    copies = build_models(STAGES, config.actor_rollout_ref, of_critic)
+    copies = build_models(STAGES, config.actor_rollout_ref, of_critic, 1, response_logits)
     assert all(copy.engine.optimizer is None for copy in copies.values()), "forward-only"
+    for models in (own, copies):
+        found = {stage: isinstance(model.engine, ResponseLogits) for stage, model in models.items()}
+        assert found == {"old_log_prob": response_logits, "ref": response_logits, "values": False}
     for stage in ("old_log_prob", "values"):
         load_parameters(copies[stage].engine, list(export_parameters(own[stage].engine)))
     calls = {
@@ -182,14 +187,14 @@ def _numbers(config: Any) -> dict[str, list[Any]]:
         "ref": policy["ref"].compute_ref_log_prob,
         "values": critic.infer_batch,
     }
-    found: dict[str, list[Any]] = {}
+    fields_of: dict[str, list[Any]] = {}
     for stage in STAGES:
         mine = _own(stage, calls[stage])
         fields = compute(stage, copies[stage], _batch(), TEMPERATURE)
         assert fields is not None
         for name, of_model in mine.items():
-            found[name] = [[row.float().numpy() for row in of.unbind()] for of in (of_model, fields[name])]
-    return found
+            fields_of[name] = [[row.float().numpy() for row in of.unbind()] for of in (of_model, fields[name])]
+    return fields_of
 
 
 def _adapted(config: Any) -> dict[str, Any]:

@@ -48,16 +48,14 @@ class StreamBench(Bench):
         from verl_fuse.host.update.stream.worker import StreamTrainingWorker
 
         build = partial(sharded_engines.worker, world, folder, "actor", fsdp_size, **more)
-        self.workers = {False: build(), True: build(kind=StreamTrainingWorker)}
-        self.engine = "fsdp2"
-        self.first = {name: tensor.clone() for name, tensor in lean_engines._parameters(self.workers[False]).items()}
+        self.keep("fsdp2", build, StreamTrainingWorker)
         self.streamed = folder / f"streamed by {world.size}"
         self.world, self.shard = world, fsdp_size if fsdp_size > 0 else world.size
 
 
 def streamed(bench: StreamBench, arm: Arm, plan: Plan, zeros: Sequence[str], restore: bool = True) -> dict[str, Any]:
     """Train the steps in calls of shard groups; what `lean_engines.run` finds."""
-    worker = bench.workers[True]
+    worker = bench.worker(replace(arm, lean={}))
     if restore:
         bench.restore(worker)
     lean_engines._set_loss(bench, worker, arm)
@@ -107,7 +105,7 @@ def _call(bench: StreamBench, arm: Arm, plan: Plan, data: Any, rows: list[int], 
         max_token_len_per_gpu=split.get("tokens"),
         micro_batch_size_per_gpu=split.get("micro_batch"),
     )
-    return bench.workers[True].stream_rows(part)
+    return bench.worker(replace(arm, lean={})).stream_rows(part)
 
 
 def _early(bench: StreamBench, arm: Arm, plan: Plan, data: Any, step: int) -> None:
@@ -146,7 +144,7 @@ def _last(bench: StreamBench, arm: Arm, plan: Plan, data: Any, step: int) -> dic
     with pytest.MonkeyPatch.context() as patch:
         if plan.fault == "not scaled":
             patch.setattr("verl_fuse.host.update.stream.worker._scale", lambda module, scale: None)
-        found = bench.workers[True].stream_finish(order)
+        found = bench.worker(replace(arm, lean={})).stream_finish(order)
     return {key: value for key, value in found.items() if not key.startswith("perf/") and key != "tokens"}
 
 
@@ -181,7 +179,7 @@ def dropped(world: World, folder: Path, fsdp_size: int, stock: Arm, arm: Arm, fa
     import torch
 
     bench, plan = _bench(world, folder, fsdp_size), Plan()
-    worker = bench.workers[True]
+    worker = bench.worker(replace(arm, lean={}))
     alone = lean_engines.run(bench, replace(stock, lean={}), ("some",))
     after = streamed(bench, arm, plan, ("some",))
     bench.restore(worker)
@@ -253,7 +251,7 @@ def held_between(world: World, folder: Path, fsdp_size: int, arm: Arm) -> tuple[
     from verl.workers.utils.padding import response_from_nested
 
     bench, plan = _bench(world, folder, fsdp_size), Plan(early=((0, 1),))
-    worker = bench.workers[True]
+    worker = bench.worker(replace(arm, lean={}))
     bench.restore(worker)
     lean_engines._set_loss(bench, worker, arm)
     data = batch(0, "some", arm.padding)

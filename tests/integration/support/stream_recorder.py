@@ -29,7 +29,7 @@ def _change_rewards(trainer: Any, batch: Any) -> None:
     """Of one streamed sample, once generation has ended."""
     import transfer_queue as tq
 
-    key = next(iter(trainer.updates._now.rows))
+    key = next(iter(trainer.director.training._now.rows))
     where = {"keys": [key], "partition_id": batch.partition_id}
     data = tq.kv_batch_get(**where, select_fields=["rm_scores"])
     data["rm_scores"].values()[-1] += 1.0
@@ -73,7 +73,9 @@ def _folder() -> Path:
 
 
 def _compare(module: Any) -> None:
-    trainer, stock = module.FuseTrainer, module.PPOTrainerSync
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync as stock
+
+    trainer = module.FuseTrainer
     begin, advantage, update = trainer.on_step_begin, trainer._compute_advantage, trainer._update_actor
 
     def on_step_begin(self: Any) -> None:
@@ -86,7 +88,7 @@ def _compare(module: Any) -> None:
         if self.global_steps == LATE:
             _change_rewards(self, batch)
         if self.global_steps == EVICTED:
-            self.updates.discard(list(self.updates._now.rows)[:1])
+            self.director.training.discard(list(self.director.training._now.rows)[:1])
         if self.global_steps == FAILING:
             on_workers(self, _mend)
         return advantage(self, batch, metrics)
@@ -104,7 +106,7 @@ def _compare(module: Any) -> None:
             "differences": on_workers(self, differences),
             "ours": ours,
             "stock": {key: float(value) for key, value in found.items() if key.startswith("actor/")},
-            "stream": {key: value for key, value in self.updates.metrics.items() if "stream" in key},
+            "stream": {key: value for key, value in self.director.training.metrics.items() if "stream" in key},
         }
         with (_folder() / "stream.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")

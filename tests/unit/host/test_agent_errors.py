@@ -77,7 +77,7 @@ def trainer():
     made = trainers.FuseTrainer.__new__(trainers.FuseTrainer)
     made.global_steps, made.parts = 3, []
     made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=None)
-    made.watch = SimpleNamespace(submitted=None)
+    made.watch = SimpleNamespace(submitted=None, observers=[])
     made.lane = SimpleNamespace(close=lambda: None)
     made.settings = SimpleNamespace(core=SimpleNamespace(replica_timeout=1.0))
     made.director = SimpleNamespace(routing=SimpleNamespace(by_prompt=False))
@@ -103,3 +103,4 @@ def test_a_run_that_breaks_off_tells_of_the_errors_first(trainer, monkeypatch):
     with pytest.raises(RuntimeError, match="no materializable"):
         trainer.fit(SimpleNamespace(generate_sequences=None))
     assert told == ["the last rollout"]
+    assert [type(observer).__name__ for observer in trainer.watch.observers] == ["SampleProcesses"]

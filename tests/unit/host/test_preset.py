@@ -5,7 +5,11 @@ from omegaconf import OmegaConf
 
 from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import Feature
+from verl_fuse.host.start.preset import choose, unlocked
 from verl_fuse.host.start.settings import Settings, load_settings
+from verl_fuse.spec.composed import getter
+from verl_fuse.spec.step import Refusal
 
 ON = "fuse.preset=fast: fuse."
 
@@ -61,7 +65,9 @@ def loaded(base, preset: str, **keys) -> tuple[Settings, dict]:
     blocks = settings.blocks
     on = {name for name in ("interstage", "elastic", "pipeline", "speculation") if blocks[name].enabled}
     on |= {
-        name for name in ("skip_zero_gradient", "skip_old_log_prob", "skip_values") if getattr(blocks["update"], name)
+        name
+        for name in ("skip_zero_gradient", "skip_old_log_prob", "skip_values", "response_logits")
+        if getattr(blocks["update"], name)
     }
     # What plugins read in the configuration itself is the same.
     assert {
@@ -79,14 +85,14 @@ def test_observe_switches_nothing_on_and_says_nothing(base):
 
 def test_safe_changes_nothing_in_the_engines(base):
     settings, found = loaded(base, "safe")
-    updates = {"skip_zero_gradient", "skip_old_log_prob"}
+    updates = {"skip_zero_gradient", "skip_old_log_prob", "response_logits"}
     assert found == {"on": updates | {"elastic"}, "metrics": "stock", "layout": "shared"}
     assert settings.idle == ()
 
 
 def test_fast_without_a_critic_or_reference_has_nothing_to_stream(host):
     settings, found = loaded(host, "fast")
-    updates = {"skip_zero_gradient", "skip_old_log_prob"}
+    updates = {"skip_zero_gradient", "skip_old_log_prob", "response_logits"}
     assert found == {"on": updates | {"elastic", "speculation"}, "metrics": "computed", "layout": "shared"}
     said = "\n".join(settings.chosen)
     for update in ("skip_zero_gradient", "skip_old_log_prob"):
@@ -109,7 +115,7 @@ def test_a_critic_with_one_mini_batch_computes_values_in_its_update(base, preset
 
 def test_fast_streams_to_a_critic_and_says_what_refuses_the_rest(host):
     settings, found = loaded(host, "fast", algorithm__adv_estimator="gae", algorithm__use_kl_in_reward=True)
-    assert found["on"] == {"interstage", "elastic", "speculation"}
+    assert found["on"] == {"interstage", "elastic", "speculation", "response_logits"}
     assert found["layout"] == "slices"
     assert settings.blocks["interstage"].migration_threshold == "auto"
     said = "\n".join(settings.chosen)
@@ -139,7 +145,7 @@ def test_every_refusal_of_a_feature_is_told_in_one_line_of_the_preset(base):
 
 def test_on_accelerators_fast_leaves_out_speculation_and_says_what_was_measured(base):
     settings, found = loaded(base, "fast", trainer__device="cuda")
-    assert found["on"] == {"skip_zero_gradient", "skip_old_log_prob", "elastic"}
+    assert found["on"] == {"skip_zero_gradient", "skip_old_log_prob", "response_logits", "elastic"}
     assert (
         f"fuse.preset=fast: without speculation.enabled: {FIGURES}; fuse.speculation.enabled=true switches it on "
         in ("\n".join(settings.chosen))
@@ -169,6 +175,42 @@ def test_a_refusal_of_what_is_slower_is_told_in_place_of_how_to_switch_it_on(bas
     assert "switches it on" not in said
 
 
+@pytest.mark.parametrize(
+    ("keys", "on"),
+    [
+        ({"fuse__elastic__scale": True}, {"elastic"}),
+        ({"fuse__elastic__release": True}, {"elastic"}),
+        (
+            {
+                "fuse__update__stream": True,
+                "fuse__elastic__release": True,
+                "actor_rollout_ref__actor__fsdp_config__fsdp_size": 1,
+            },
+            {"elastic"},
+        ),
+    ],
+)
+def test_a_feature_that_others_leave_without_work_keeps_nothing_out(base, keys, on):
+    """Slices are tried before the updates that leave them nothing to infer, and not beside the keys that are set."""
+    settings, found = loaded(base, "fast", **keys)
+    assert found["on"] == {"skip_zero_gradient", "skip_old_log_prob", "response_logits"} | on
+    assert any("interstage.enabled: there is neither an old log-prob pass" in line for line in settings.chosen)
+    assert not any("interstage.migration_threshold" in line for line in settings.chosen)
+    assert settings.idle == ()
+
+
+def test_of_two_values_of_a_key_the_larger_gain_s_wins(base):
+    features = [
+        Feature("one", {"update.skip_zero_gradient": True}, {"fast": {"update.metrics": "computed"}}, measured=1.1),
+        Feature("two", {"update.skip_old_log_prob": True}, {"fast": {"update.metrics": "stock"}}, measured=1.2),
+    ]
+    before = OmegaConf.to_yaml(base)
+    keys, choices = choose(base, "fast", features, lambda config: [])
+    assert keys == {"update.skip_old_log_prob": True, "update.metrics": "stock"}
+    assert str(choices[0]) == "fuse.preset=fast: without update.skip_zero_gradient: fuse.update.metrics=stock is chosen"
+    assert OmegaConf.to_yaml(base) == before, "nothing is set by looking"
+
+
 def test_single_keys_win(base):
     kept = {
         "fuse__speculation__enabled": False,
@@ -177,7 +219,7 @@ def test_single_keys_win(base):
         "fuse__interstage__layout": "shared",
     }
     settings, found = loaded(base, "fast", **kept)
-    assert found == {"on": {"skip_zero_gradient", "elastic"}, "metrics": "stock", "layout": "shared"}
+    assert found == {"on": {"skip_zero_gradient", "response_logits", "elastic"}, "metrics": "stock", "layout": "shared"}
     assert not any("speculation" in line or "old_log_prob" in line for line in settings.chosen)
     # The tail moves in slices alone, and streaming on the training workers was not shown to pay.
     assert any(
@@ -209,3 +251,35 @@ def test_a_plan_leaves_no_choice(base, tmp_path):
         loaded(base, "fast", fuse__plan=str(tmp_path / "plan.json"))
     with pytest.raises(FuseError, match=r"fuse.preset='quick': needs one of 'observe', 'safe', 'fast'"):
         loaded(base, "quick")
+
+
+STRATEGY, ROWS = "actor_rollout_ref.actor.strategy", "data.train_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "keys"),
+    [
+        # What is refused then is found once the first refusal is lifted.
+        ({STRATEGY: "fsdp"}, {ROWS: 9}, {STRATEGY: "fsdp", ROWS: 9}),
+        ({STRATEGY: "fsdp"}, {}, {}),
+        ({STRATEGY: "megatron"}, {ROWS: 9}, {}),
+        ({STRATEGY: "fsdp", "fuse.elastic.enabled": False}, {ROWS: 9}, {}),
+        ({ROWS: 9}, {}, {}),
+    ],
+    ids=["one after the other", "no value is known", "refused in its turn", "another feature", "of no avail"],
+)
+def test_what_unlocks_a_feature_switches_it_on_and_nothing_else_is_refused(base, first, then, keys):
+    feature = Feature("zero", {"update.skip_zero_gradient": True}, {"fast": {}})
+
+    def problems(config):
+        get = getter(config)
+        found = ["megatron is refused"] if get(STRATEGY) == "megatron" else []
+        if get("fuse.update.skip_zero_gradient") and get(STRATEGY) == "fsdp2":
+            found.append(Refusal(STRATEGY, "fsdp2", "needs another", first))
+        elif get("fuse.update.skip_zero_gradient") and get(ROWS) != 9:
+            found.append(Refusal(ROWS, get(ROWS), "needs 9", then))
+        return found
+
+    _, (choice,) = choose(base, "fast", [feature], problems)
+    assert choice.reasons
+    assert unlocked(base, choice, [feature], problems) == keys

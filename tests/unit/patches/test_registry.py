@@ -149,5 +149,5 @@ def test_patches_rest_on_what_they_replace_and_watch(acme, make_patch, monkeypat
 
 
 def test_an_unknown_name_is_refused_with_the_choices():
-    with pytest.raises(FuseError, match="no patch 'gloo'; there are: critic_attention, gloo_backend"):
+    with pytest.raises(FuseError, match="no patch 'gloo'; there are: critic_attention, flat_offload"):
         load("gloo")

@@ -66,7 +66,7 @@ def test_a_changed_target_is_refused(name, tmp_path, monkeypatch):
 
 def test_asking_for_the_status_imports_nothing_heavy():
     program = (
-        "import sys; from verl_fuse_patches.registry import status; assert len(status()) == 24;"
+        "import sys; from verl_fuse_patches.registry import status; assert len(status()) == 26;"
         "print([name for name in ('torch', 'ray', 'verl', 'vllm', 'zmq') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -105,6 +105,13 @@ def test_a_feature_that_is_on_is_not_advised(run_dir: Path, capsys: pytest.Captu
     assert ("interstage" in found["on"], "interstage" in found["features"]) == (True, False)
 
 
+def test_features_of_plugins_that_the_run_disabled_are_not_advised(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    keep(run_dir, "ppo-gsm8k-8gpu", "fuse.disabled_plugins=[update]")
+    found = json.loads(ask(capsys, run_dir, "--json"))
+    assert "old_log_prob" not in found["refused"]
+    assert {"interstage", "elastic"} <= found["refused"].keys()
+
+
 def test_without_a_configuration_what_was_not_checked_is_said(run_dir: Path, capsys: pytest.CaptureFixture[str]):
     found = json.loads(ask(capsys, run_dir, "--json"))
     assert found["features"] == ["interstage", "old_log_prob"]

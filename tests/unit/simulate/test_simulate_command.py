@@ -201,6 +201,12 @@ def test_ctrl_c_shows_the_strategies_that_are_done(
     assert said.err == "verl-fuse: interrupted\n"
 
 
+def test_strategies_that_are_sums_may_have_what_no_run_can_have(workload: str, capsys: pytest.CaptureFixture[str]):
+    assert run(workload, "h100", "--seeds", "1", "--strategy", "all", "--strategy", "update+interstage", "--json") == 0
+    names = [row["strategy"] for row in json.loads(capsys.readouterr().out)["strategies"]]
+    assert names == ["stock", "all", "update+interstage"]
+
+
 @pytest.mark.parametrize(("text", "shown"), [("2.5", "2.5 USD per device and hour"), ("0.0", "costs nothing")])
 def test_costs_have_a_unit(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, shown: str):
     (tmp_path / "cluster.yaml").write_text(f"{{device: H100, price_per_device_hour: {text}}}")

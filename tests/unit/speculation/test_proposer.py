@@ -25,7 +25,7 @@ class ToldProposer(HistoryProposer):
         """No thread."""
 
 
-def proposer(folder, *, tokens=4, rank=0, epochs=2) -> HistoryProposer:
+def proposer(folder, *, tokens=4, rank=0, epochs=2, graphs="FULL", largest=512) -> HistoryProposer:
     found = engine_arguments(tokens, 1 << 20, epochs, str(folder))
     return ToldProposer(
         SimpleNamespace(
@@ -37,6 +37,7 @@ def proposer(folder, *, tokens=4, rank=0, epochs=2) -> HistoryProposer:
                 max_model_len=LONGEST, hf_config=SimpleNamespace(eos_token_id=END), get_vocab_size=lambda: 1 << 20
             ),
             parallel_config=SimpleNamespace(rank=rank),
+            compilation_config=SimpleNamespace(cudagraph_mode=graphs, max_cudagraph_capture_size=largest),
         )
     )
 
@@ -330,6 +331,39 @@ def test_a_folder_that_cannot_be_read_costs_history_alone(tmp_path, caplog):
     assert "cannot be read" in caplog.text
     Engine(drafter, ASKED).step()
     assert not drafter._broken
+
+
+def test_a_pass_with_drafts_has_no_more_tokens_than_the_largest_graph(tmp_path):
+    def drafted(largest: int, graphs: str = "FULL", rows: int = 3) -> set[int]:
+        drafter = proposer(tmp_path / f"{largest}-{graphs}-{rows}", largest=999, graphs="PIECEWISE")
+        # vLLM settles its graphs after it made the drafter.
+        drafter._compilation.max_cudagraph_capture_size, drafter._compilation.cudagraph_mode = largest, graphs
+        asked = [([1, 2, 3], [*range(10, 40), END])] * rows
+        Engine(drafter, asked).run()
+        engine, seen = Engine(drafter, asked), set()
+        while engine.running:
+            engine.step()
+            seen |= {len(draft) for draft in engine.drafts}
+        assert not drafter._broken
+        return seen
+
+    # 3 rows x (1 + 3) tokens.
+    assert max(drafted(12)) == 3
+    assert max(drafted(11)) == 2
+    assert drafted(5) == {0}
+    # Passes that have no graph anyway are not made smaller.
+    assert max(drafted(2)) == max(drafted(512, "NONE")) == max(drafted(512)) == 4
+
+
+def test_a_batch_with_more_rows_than_before_keeps_its_samples(tmp_path):
+    drafter = proposer(tmp_path)
+    engine = Engine(drafter, [([1, 2, number], [*range(10 * number, 10 * number + 9), END]) for number in (3, 4)])
+    engine.step()
+    engine.rows = np.concatenate([engine.rows, np.zeros((3, LONGEST), np.int32)])
+    written = drafter._history.written
+    engine.step()
+    assert drafter._history.written == written + 2
+    assert (drafter._away, drafter._ended) == ({}, [])
 
 
 def test_where_no_draft_pays_only_a_pass_now_and_then_tries(tmp_path):

@@ -28,7 +28,7 @@ ROLLOUT = {
 def composed(**changes):
     config = OmegaConf.create(
         {
-            "trainer": {"v1": {"trainer_mode": "fuse"}},
+            "trainer": {"v1": {"trainer_mode": "fuse"}, "device": "cpu"},
             "actor_rollout_ref": {"rollout": ROLLOUT, "model": {"mtp": {"enable": False, "enable_rollout": False}}},
             "fuse": {"speculation": {"enabled": True, "tokens": 4, "epochs": 1, "history_megabytes": 8}},
         }
@@ -87,6 +87,26 @@ def test_engines_are_told_what_to_draft_with():
         f"{engine}.additional_config.verl_fuse_speculation": {"auto": False, "history_bytes": 8 << 20, "epochs": 1},
         f"{engine}.scheduler_cls": "verl_fuse_speculation.scheduler.TokenwiseScheduler",
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "graphs"),
+    [
+        ({}, "FULL"),
+        ({"trainer.device": "cpu"}, None),
+        ({"engine.decode_context_parallel_size": 2}, None),
+        ({"engine.decode_context_parallel_size": 1}, "FULL"),
+        ({"engine.compilation_config": {"cudagraph_mode": "PIECEWISE"}}, None),
+        ({"engine.compilation_config": {"cudagraph_capture_sizes": [1, 2]}}, "FULL"),
+        ({"engine.compilation_config": '{"level": 3}'}, None),
+    ],
+)
+def test_passes_with_drafts_have_full_graphs_where_vllm_has_them_and_the_user_chose_none(changes, graphs):
+    engine = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    keys = {key.replace("engine.", f"{engine}.").replace(".", "__"): value for key, value in changes.items()}
+    config = composed(**{"trainer__device": "cuda", **keys})
+    found = PLUGIN.fuse_overrides(config=config, run_dir=Path("/runs/a"))
+    assert found.get(f"{engine}.compilation_config.cudagraph_mode") == graphs
 
 
 def test_the_run_directory_is_no_part_of_what_vllm_hashes():

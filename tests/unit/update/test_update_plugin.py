@@ -1,10 +1,14 @@
 """Refusals of the plugin `update`, and the runs in which it takes part."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse import plugins
 from verl_fuse.hookspecs import hookimpl
+from verl_fuse.spec.contract import Function
 from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 from verl_fuse_update.plugin import UpdatePlugin
 
@@ -35,16 +39,16 @@ def refused(*switches, **changes) -> set[str]:
 
 
 def test_what_fits_is_not_refused_and_without_a_switch_nothing_is_asked():
-    for strategy in ("fsdp2", "megatron"):
+    for strategy in ("fsdp", "fsdp2", "megatron"):
         assert refused(SKIP, OWN, **{f"{ACTOR}.strategy": strategy}) == set()
-    off = {f"{ACTOR}.strategy": "fsdp", f"{ACTOR}.use_kl_loss": True, "trainer.v1.trainer_mode": "sync"}
+    off = {f"{ACTOR}.strategy": "veomni", f"{ACTOR}.use_kl_loss": True, "trainer.v1.trainer_mode": "sync"}
     assert refused(**off) == set()
     assert PLUGIN.fuse_contracts(config=composed()) == ()
 
 
 EITHER = {
     "trainer.v1.trainer_mode": "sync",
-    f"{ACTOR}.strategy": "fsdp",
+    f"{ACTOR}.strategy": "veomni",
     "fuse.pipeline.enabled": True,
     "distillation.enabled": True,
     "algorithm.rollout_correction.rollout_is_batch_normalize": True,
@@ -126,14 +130,20 @@ def test_values_without_a_critic_are_refused_for_each_key_that_leaves_it_out():
     assert refused(values, **critic, **{"critic.enable": True}) == {"algorithm.adv_estimator"}
 
 
-STREAM, VALUES = "fuse.update.stream", "fuse.update.skip_values"
+STREAM, VALUES, RESPONSES = "fuse.update.stream", "fuse.update.skip_values", "fuse.update.response_logits"
 
 
 # Ray warns when verl is imported.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("model", "switches", "changed"),
-    [("actor", (SKIP,), "init_model"), ("actor", (OWN, STREAM), "stream_rows"), ("critic", (VALUES,), "train_batch")],
+    [
+        ("actor", (SKIP,), "init_model"),
+        ("actor", (OWN, STREAM), "stream_rows"),
+        ("actor", (RESPONSES,), "init_model"),
+        ("actor", (OWN, STREAM, RESPONSES), "stream_rows"),
+        ("critic", (VALUES,), "train_batch"),
+    ],
 )
 def test_updates_go_on_top_of_another_plugins_workers(model, switches, changed):
     pytest.importorskip("verl")
@@ -181,7 +191,7 @@ CRITIC = {"algorithm.adv_estimator": "gae", "critic.strategy": "fsdp2", "critic.
 
 
 def test_own_values_fit_one_mini_batch_of_either_engine():
-    for strategy in ("fsdp2", "megatron"):
+    for strategy in ("fsdp", "fsdp2", "megatron"):
         assert refused(VALUES, **CRITIC | {"critic.strategy": strategy, "critic.ppo_epochs": 1}) == set()
 
 
@@ -193,7 +203,7 @@ def test_own_values_fit_one_mini_batch_of_either_engine():
         ("algorithm.use_pf_ppo", True),
         ("algorithm.rollout_correction.rollout_rs", "token_k1"),
         ("critic.enable", False),
-        ("critic.strategy", "fsdp"),
+        ("critic.strategy", "veomni"),
         ("critic.ppo_mini_batch_size", 4),
         ("critic.ppo_epochs", 2),
         ("critic.shuffle", True),
@@ -205,6 +215,110 @@ def test_own_values_fit_one_mini_batch_of_either_engine():
 )
 def test_what_own_values_do_not_go_with_is_refused(key, value):
     assert refused(VALUES, **CRITIC | {key: value}) == {key}
+
+
+FITS_RESPONSES: dict[str, Any] = {
+    f"{ACTOR}.strategy": "fsdp",
+    f"{ACTOR}.use_kl_loss": True,
+    f"{ACTOR}.entropy_coeff": 0.01,
+    f"{ACTOR}.ppo_mini_batch_size": 2,
+    f"{ACTOR}.ppo_epochs": 2,
+    f"{ACTOR}.policy_loss.loss_mode": "clip_cov",
+    f"{ACTOR}.ulysses_sequence_parallel_size": 2,
+    "actor_rollout_ref.model.use_remove_padding": True,
+    "actor_rollout_ref.model.lora_rank": 8,
+    "algorithm.use_kl_in_reward": True,
+    "algorithm.rollout_correction.rollout_is": "token",
+    "trainer.device": "cuda",
+}
+
+
+def test_logits_of_responses_go_with_any_loss_and_any_number_of_mini_batches():
+    assert refused(RESPONSES, **FITS_RESPONSES) == set()
+    for key, value in FITS_RESPONSES.items():
+        assert refused(RESPONSES, **{key: value}) == set()
+    assert refused(RESPONSES, SKIP, OWN) == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needs"),
+    [
+        ("trainer.v1.trainer_mode", "sync", "fuse"),
+        (f"{ACTOR}.strategy", "megatron", "fsdp or fsdp2"),
+        (f"{ACTOR}.strategy", "veomni", "fsdp or fsdp2"),
+        ("trainer.device", "npu", "cuda or cpu"),
+        ("distillation.enabled", True, "false"),
+        (
+            "actor_rollout_ref.model.use_fused_kernels",
+            True,
+            "false: fused kernels make log-probs without logits, and without their memory",
+        ),
+        ("actor_rollout_ref.model.use_liger", True, "false"),
+        ("actor_rollout_ref.model.mtp.enable", True, "false"),
+        (f"{ACTOR}.fsdp_config.qat.enable", True, "false"),
+    ],
+)
+def test_what_logits_of_responses_do_not_go_with_is_refused(key, value, needs):
+    (found,) = PLUGIN.fuse_validate(config=composed(RESPONSES, **{key: value}))
+    assert (found.key, found.value) == (key, value)
+    assert found.allowed.startswith(f"{RESPONSES}=true needs {needs}")
+    assert refused(**{key: value}) == set()
+
+
+def test_a_model_that_reads_images_is_refused_where_its_folder_is_here(tmp_path: Path):
+    model = {"actor_rollout_ref.model.path": str(tmp_path)}
+    assert refused(RESPONSES, **model) == set(), "the workers look"
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "qwen3"}')
+    assert refused(RESPONSES, **model) == set()
+    config.write_text('{"model_type": "qwen3_vl", "vision_config": {}}')
+    (found,) = PLUGIN.fuse_validate(config=composed(RESPONSES, **model))
+    assert found.allowed == f"{RESPONSES}=true needs a model of text alone: its config.json has vision_config"
+    config.write_text("[]")
+    (found,) = PLUGIN.fuse_validate(config=composed(RESPONSES, **model))
+    assert found.allowed.startswith(f"{RESPONSES}=true needs a config.json that can be read: ")
+    assert refused(**model) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", False),
+        ("Qwen3-Omni-30B", False),
+        ("OpenGVLab/InternVL3-8B", False),
+        ("Qwen/Qwen2.5-7B-Instruct", True),
+        ("someone/Marvland-7B", True),
+        ("/gone/vision-team/Qwen3-8B", True),
+        ("~nobody-of-this-name/Qwen3-8B", True),
+    ],
+)
+def test_models_that_are_not_here_are_known_by_name(name: str, text: bool):
+    assert refused(RESPONSES, **{"actor_rollout_ref.model.path": name}) == (
+        set() if text else {"actor_rollout_ref.model.path"}
+    )
+
+
+# Ray warns when verl is imported.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("preset", "strict"), [(None, True), ("observe", True), ("safe", False), ("fast", False)])
+def test_with_a_preset_a_model_that_cannot_is_left_as_it_is(monkeypatch, preset, strict):
+    pytest.importorskip("verl")
+    asked = []
+    target = "verl_fuse.host.inference.response_logits.response_logits_worker_class"
+    monkeypatch.setattr(target, lambda base, strict: asked.append(strict) or base)
+    config = composed(RESPONSES, **{} if preset is None else {"fuse.preset": preset})
+    plugins.load().hook.fuse_worker_class(model="actor", base=object, config=config)
+    assert asked == [strict]
+
+
+def test_logits_of_responses_ask_for_what_reads_them():
+    asked = PLUGIN.fuse_contracts(config=composed(RESPONSES))
+    targets = {one.target.rpartition(".")[2] for one in asked if isinstance(one, Function)}
+    assert {"prepare_model_inputs", "prepare_model_outputs", "_gather_and_unpad_packed"} <= targets
+    assert not any(one.exact for one in asked if isinstance(one, Function)), "any loss"
+    both = PLUGIN.fuse_contracts(config=composed(RESPONSES, SKIP))
+    assert set(asked) < set(both)
+    assert len(set(both)) == len(both)
 
 
 def test_a_sum_over_the_longest_response_needs_a_scale():

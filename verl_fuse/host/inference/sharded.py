@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.fsdp._runtime_utils import _lazy_init
 from torch.distributed.fsdp._traversal_utils import _get_fsdp_handles
 from verl.utils.fsdp_utils import fsdp_version
 
+from verl_fuse.host.weights.gathered import reshard
 from verl_fuse.host.weights.layouts.unwrap import state_of, wrapped
 
 
@@ -50,10 +50,10 @@ class ParameterShards:
     """The shards of FSDP2: one shard of each parameter."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = wrapped(module)
-        groups = [group for part in self._parts if (group := state_of(part)._fsdp_param_group) is not None]
+        self._module, parts = module, wrapped(module)
+        groups = [group for part in parts if (group := state_of(part)._fsdp_param_group) is not None]
         self.parameters: list[Any] = [shard for group in groups for shard in group.fsdp_params]
-        for part in self._parts:
+        for part in parts:
             # The first time a module is gathered, FSDP2 looks its shards up anew: it would put the shards in host
             # memory in the place of ours.
             part.unshard()
@@ -72,18 +72,16 @@ class ParameterShards:
             shard._sharded_param_data = tensor
 
     def reshard(self) -> None:
-        for part in self._parts:
-            # The root stays gathered after a forward pass, and so does every module with reshard_after_forward=false.
-            part.reshard()
+        reshard(self._module)
 
 
 class FlatShards:
     """The shards of FSDP1: one shard of all parameters of a wrapped module together."""
 
     def __init__(self, module: Any) -> None:
-        # Shards are pinned when a module is first used.
-        _lazy_init(module, module)
+        self._module = module
         self.handles: list[Any] = _get_fsdp_handles(module)
+        # The module is in use from here on, which pins its shards.
         self.reshard()
 
     @property
@@ -102,7 +100,4 @@ class FlatShards:
             handle._use_sharded_flat_param()
 
     def reshard(self) -> None:
-        for handle in self.handles:
-            # One rank (NO_SHARD) gathers nothing.
-            handle.reshard(handle.uses_sharded_strategy)
-            handle.post_reshard()
+        reshard(self._module)

@@ -26,6 +26,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.inference.megatron_copies import copy_settings
+from verl_fuse.host.inference.response_logits import keep_response_logits
 from verl_fuse.host.weights.computed import computed_dtype, round_parameters
 from verl_fuse.spec.step import Stage
 
@@ -63,10 +64,15 @@ class _Policy(ActorRolloutRefWorker):
 
 
 def build_models(
-    stages: Sequence[Stage], block: DictConfig, critic: TrainingWorkerConfig | None, devices: int = 1
+    stages: Sequence[Stage],
+    block: DictConfig,
+    critic: TrainingWorkerConfig | None,
+    devices: int = 1,
+    response_logits: bool = False,
 ) -> dict[Stage, TrainingWorker]:
     """Build the model of each of `stages`, by all `devices` ranks of a slice: `block` is verl's `actor_rollout_ref`,
-    `critic` is verl's configuration for the critic's workers ("values")."""
+    `critic` is verl's configuration for the critic's workers ("values"). With `response_logits` policy and reference
+    compute logits of responses alone, where their models can."""
     changes = _changes(block, critic, devices)
     of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
     wanted: list[Stage] = [stage for stage in _ORDER if stage in stages]
@@ -74,6 +80,9 @@ def build_models(
     models: dict[Stage, TrainingWorker] = {
         stage: _built(stage, block, critic, changes) for stage in dict.fromkeys(source)
     }
+    for stage, model in models.items():
+        if response_logits and stage != "values":
+            keep_response_logits(model.engine, strict=False)
     return {stage: models[of] for stage, of in zip(wanted, source, strict=True)}
 
 

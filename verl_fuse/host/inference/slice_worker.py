@@ -32,12 +32,14 @@ MESH = "slice"
 
 
 class SliceWorker(Worker):
-    """`stages`: what to compute; `config` and `critic` configure the models (`build_models`); `number` is the rank of
-    the slice's replica."""
+    """`stages`: what to compute; `config`, `critic` and `response_logits` configure the models (`build_models`);
+    `number` is the rank of the slice's replica."""
 
-    def __init__(self, config: Any, stages: Sequence[Stage], critic: Any, number: int, **kwargs: Any):
+    def __init__(
+        self, config: Any, stages: Sequence[Stage], critic: Any, number: int, response_logits: bool, **kwargs: Any
+    ):
         super().__init__(**kwargs)
-        self._config, self._critic = config, critic
+        self._config, self._critic, self._response_logits = config, critic, response_logits
         self._stages, self._number = tuple(stages), number
         self._models: dict[Stage, TrainingWorker] = {}
         self._device_weights: dict[Stage, DeviceWeights | MegatronWeights] = {}
@@ -45,7 +47,7 @@ class SliceWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def init_model(self) -> None:
         """Build the models of the stages; a collective of the slice's ranks."""
-        self._models = build_models(self._stages, self._config, self._critic, self.world_size)
+        self._models = build_models(self._stages, self._config, self._critic, self.world_size, self._response_logits)
         # One for each model, of which two stages may have the same.
         stage_of: dict[int, Stage] = {id(model): stage for stage, model in self._models.items()}
         held = {

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup, split_resource_pool
 
 from verl_fuse.host.inference.lane import Lane
@@ -64,6 +64,7 @@ class Slices:
             stages=self._setup.stages,
             critic=self._setup.critic,
             number=number,
+            response_logits=bool(OmegaConf.select(config, "fuse.update.response_logits")),
         )
         return RayWorkerGroup(
             resource_pool=pool,

@@ -1,9 +1,11 @@
 """A training step, and the parts of a trainer that a feature adds to it."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.record.accounting import StepAccount
 from verl_fuse.host.record.spans import Stopwatch
@@ -60,11 +62,43 @@ class RunStage(Protocol):
     def __call__(self, name: str, category: Category, work: Callable[[], Any], **args: float) -> Any: ...
 
 
+# The stages of verl's step that a part may do something around.
+StepStage = Literal["old_log_prob", "ref", "values", "advantage", "update_critic", "update_actor"]
+# One of verl's stage methods: works on a batch, adds metrics, returns the batch.
+StageMethod = Callable[[KVBatchMeta, dict], KVBatchMeta]
+
+
+@dataclass(frozen=True)
+class StockStage:
+    """A stage of verl's step: `method` is verl's method by itself, `run` runs it on its workers' lane, and `parts` act
+    around it, the last one outermost."""
+
+    name: StepStage
+    method: StageMethod
+    run: StageMethod
+    parts: Sequence["TrainerPart"] = ()
+
+    def __call__(self, batch: KVBatchMeta, metrics: dict, instead: StageMethod | None = None) -> KVBatchMeta:
+        """Run the stage, or other work `instead`, with what the parts do around it."""
+        run = instead or self.run
+        if not self.parts:
+            return run(batch, metrics)
+        *inner, part = self.parts
+        return part.around(self.name, batch, metrics, replace(self, run=run, parts=inner))
+
+
 class TrainerPart:
     """A feature's share in the trainer's steps. A feature that is off has no part."""
 
     # Metrics of the last step.
     metrics: Mapping[str, float] = {}
+
+    def around(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StockStage) -> KVBatchMeta:
+        """Run a stage of verl's step, with what other parts do around it, or leave the stage out."""
+        return stock(batch, metrics)
+
+    def discard(self, keys: Collection[str]) -> None:
+        """Act before rows of these trajectories are cleared, before the batch of the step is there."""
 
     def after_inference(self, step: int) -> None:
         """Act once no lane will get another sample of `step`."""
@@ -82,8 +116,8 @@ class TrainerPart:
         """Raise the failure of work beside the rollout; called at every look at the rollout."""
 
     def settle(self) -> None:
-        """Finish work that still runs for an earlier stage before the driver goes on: the driver computes values,
-        writes a checkpoint, validates, or ends the run."""
+        """Finish work that still runs for an earlier stage before the driver goes on: the driver writes a checkpoint,
+        validates, or ends the run."""
 
     def close(self) -> None:
         """Act at the end of the run."""

@@ -15,15 +15,16 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.inference.apart import InferenceApart
 from verl_fuse.host.inference.samples import SampleInference
 from verl_fuse.host.record.journal import Journal
+from verl_fuse.host.record.step import TrainerPart
 from verl_fuse.host.rollout.finished import Finished
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.prompts import samples_of, sources_of
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.routing import Routing
-from verl_fuse.host.rollout.watch import Glance, RolloutWatch
+from verl_fuse.host.rollout.watch import Glance, RolloutObserver, RolloutWatch
 from verl_fuse.spec.events import Migrated, Polled, Submitted
 from verl_fuse.spec.prompts import Prompt
-from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView, Sample
+from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView, Sample, Stage
 from verl_fuse.spec.trajectory import TrajectoryKey
 
 
@@ -63,11 +64,19 @@ class StockTraining:
         """Do nothing: there is no lane."""
 
 
-class Director:
-    """Directs the rollout of each step of the `journal`."""
+class Director(RolloutObserver):
+    """Directs the rollout of each step of the `journal`; `parts` are the trainer's."""
 
-    def __init__(self, journal: Journal, policy: PolicyGuard, replicas: Replicas, inference: SampleInference):
+    def __init__(
+        self,
+        journal: Journal,
+        policy: PolicyGuard,
+        replicas: Replicas,
+        inference: SampleInference,
+        parts: Sequence[TrainerPart],
+    ):
         self._journal, self.policy, self._replicas, self._inference = journal, policy, replicas, inference
+        self._parts = parts
         self._glance = Glance()
         # The record, and its number of forgotten trajectories, of which no sample in inference is gone.
         self._whole: tuple[Any, int] = (None, 0)
@@ -94,6 +103,8 @@ class Director:
 
     def look(self, watch: RolloutWatch) -> None:
         """Ask the policies for their decisions now."""
+        for part in self._parts:
+            part.check()
         finished = watch.finished
         self._require_rows(watch)
         self._inference.check()
@@ -113,6 +124,25 @@ class Director:
                 view = replace(view, ready=finished.ready, lanes=self._lanes)
         self._infer_apart(view, finished)
         self._train(view, watch)
+
+    def discard(self, keys: Collection[str]) -> None:
+        for each in (*self.inferences, *self._parts):
+            each.discard(keys)
+
+    def suspects(self, watch: RolloutWatch) -> list[str]:
+        return self._replicas.suspects()
+
+    def finish(self, tags: Mapping[str, dict]) -> None:
+        """Hand the rest of the batch to the lanes, and wait until they have done everything."""
+        self._inference.submit_rest(tags)
+        self._inference.drain()
+        if self.apart is not None:
+            self.apart.inference.finish()
+
+    def inference_of(self, stage: Stage) -> SampleInference | None:
+        """Return what finished samples go through in a stage; None: nothing is computed of a sample before the batch is
+        complete."""
+        return next((inference for inference in self.inferences if stage in inference.stages), None)
 
     @property
     def inferences(self) -> tuple[SampleInference, ...]:
@@ -181,7 +211,7 @@ class Director:
         return self.training.views(self._replicas.freed)
 
     def _view(self, watch: RolloutWatch, replicas: tuple[ReplicaView, ...]) -> RolloutView:
-        groups, ended, failed = watch.groups
+        groups = watch.groups
         finished = watch.finished
         step = self._journal.step
         return RolloutView(
@@ -189,8 +219,8 @@ class Director:
             elapsed=step.clock.now - step.clock.start,
             expected=self._expected(watch),
             finished=finished.samples,
-            groups=groups,
-            groups_finished=ended + failed,
+            groups=groups.known,
+            groups_finished=groups.finished + groups.failed,
             ready=finished.ready,
             lanes=self._lanes,
             replicas=self.routing.annotate(replicas, finished, watch.discarded),

@@ -28,6 +28,7 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.hangs import INTERVAL
 from verl_fuse.host.rollout.prompts import shown
+from verl_fuse.host.rollout.watch import RolloutObserver, RolloutWatch
 from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.upstream.vllm import fault
 from verl_fuse.host.upstream.watchdog import silent_actors
@@ -35,7 +36,7 @@ from verl_fuse.host.upstream.watchdog import silent_actors
 logger = logging.getLogger(__name__)
 
 
-class SampleProcesses:
+class SampleProcesses(RolloutObserver):
     """The agent-loop workers of verl's `agent_loop_manager`, where it has any, and the reward workers `rewards`;
     `timeout` is seconds until a death is known, `on_submit(prompts)` is called once prompts are dealt out."""
 
@@ -61,13 +62,11 @@ class SampleProcesses:
         self._on_submit, self._dealt = on_submit, len(self._loops) if stock else 0
         agent_loop_manager.generate_sequences = partial(self._submit, agent_loop_manager.generate_sequences)
 
-    def begin_step(self) -> None:
-        """Forget all prompts from before this step or validation."""
+    def forget(self) -> None:
         self._homes = {}
 
-    def check(self, groups: Callable[[], tuple[Mapping[str, str], int]]) -> None:
-        """Raise a FuseError if a process has died that the run needs; `groups()` returns the unfinished prompts now
-        (uid -> where a user finds the prompt), and the number of groups that have failed."""
+    def before_wait(self, watch: RolloutWatch) -> None:
+        """Raise a FuseError if a process has died that the run needs."""
         answered = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else []
         for reference in answered:
             name = self._asked.pop(reference)
@@ -85,11 +84,11 @@ class SampleProcesses:
             # Any answer will do; the question must import nothing in a process that scores.
             self._asked |= {actors[name].__ray_call__.remote(fault): name for name in actors.keys() - known}
             if self._died:
-                self._judge(*groups())
+                self._judge(*watch.now())
 
-    def suspects(self, unfinished: Collection[str]) -> list[str]:
-        """Return the agent-loop workers with `unfinished` prompts, and processes that are dead or do not answer."""
-        left = Counter(self._homes[uid] for uid in unfinished if uid in self._homes)
+    def suspects(self, watch: RolloutWatch) -> list[str]:
+        """Return the agent-loop workers with unfinished prompts, and processes that are dead or do not answer."""
+        left = Counter(self._homes[uid] for uid in watch.unfinished if uid in self._homes)
         busy = [f"{name} ({count} prompt groups)" for name, count in sorted(left.items())]
         return [*busy, *silent_actors({**self._loops, **self._rewards}, 5.0)]
 

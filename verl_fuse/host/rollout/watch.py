@@ -8,7 +8,7 @@ groups (`_clear_groups`) are wrapped, and nothing else.
 
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 
@@ -46,25 +46,42 @@ class Glance:
         return True
 
 
-class RolloutWatch:
-    """A watch that calls `on_poll(watch)` at every look at the training partition, `on_wait()` before each wait for any
-    partition, and `on_discard(keys)` before finished trajectories are cleared; `stall_timeout` is seconds without a new
-    sample, after which `suspects()` are named."""
+class Groups(NamedTuple):
+    """Numbers of prompt groups: `known` are all of them."""
 
-    def __init__(
-        self,
-        buffer: Any,
-        poll_interval: float,
-        stall_timeout: float,
-        on_poll: Callable[["RolloutWatch"], None],
-        on_discard: Callable[[Collection[str]], None],
-        suspects: Callable[[], list[str]],
-        on_wait: Callable[[], None],
-    ):
-        self._suspects, self._on_discard, self._on_wait = suspects, on_discard, on_wait
+    known: int
+    finished: int
+    failed: int
+
+
+class RolloutObserver:
+    """What a watch of the rollout tells."""
+
+    def forget(self) -> None:
+        """Forget what is from before this step or validation."""
+
+    def look(self, watch: "RolloutWatch") -> None:
+        """Act at a look at the training partition."""
+
+    def before_wait(self, watch: "RolloutWatch") -> None:
+        """Act before a wait for any partition."""
+
+    def discard(self, keys: Collection[str]) -> None:
+        """Act before these finished trajectories are cleared."""
+
+    def suspects(self, watch: "RolloutWatch") -> list[str]:
+        """Return who may hold up a rollout that stands still."""
+        return []
+
+
+class RolloutWatch:
+    """A watch of the rollout in `buffer`, which tells its `observers`; `stall_timeout` is seconds without a new sample,
+    after which the suspects are named."""
+
+    def __init__(self, buffer: Any, poll_interval: float, stall_timeout: float):
+        self.observers: list[RolloutObserver] = []
         self._buffer = buffer
         self._stall_timeout = stall_timeout
-        self._on_poll = on_poll
         self._poll_interval = poll_interval
         self._wait, self._clear = buffer._wait_for_next_poll, buffer._clear_groups
         buffer._wait_for_next_poll, buffer._clear_groups = self._wait_for_next_poll, self._clear_groups
@@ -84,6 +101,8 @@ class RolloutWatch:
         self._places: dict[str, str] = {}
         self._discards.begin_step()
         self._progress: tuple[Any, float] = (None, time.monotonic())
+        for observer in self.observers:
+            observer.forget()
 
     def submitted(self, batch: TensorDict) -> None:
         """Take in prompts that are about to be generated."""
@@ -96,7 +115,8 @@ class RolloutWatch:
 
     def _look(self) -> None:
         self.finished.update(self._buffer.partitions[TRAIN])
-        self._on_poll(self)
+        for observer in self.observers:
+            observer.look(self)
 
     def complete(self, samples_of: Callable[[str], int]) -> dict[str, list[Sample]]:
         """Return the trajectories of the groups whose rollout has ended with all their samples, by prompt uid."""
@@ -116,17 +136,18 @@ class RolloutWatch:
         return self.unfinished, sum(map(len, self._buffer.failure_keys.values()))
 
     @property
-    def groups(self) -> tuple[int, int, int]:
-        """Return the number of prompt groups: all, finished, failed."""
+    def groups(self) -> Groups:
+        """Return the numbers of the step's prompt groups."""
         b = self._buffer
         finished, failed = len(b.finished_keys[TRAIN]), len(b.failure_keys[TRAIN])
-        return len(b.pending_keys[TRAIN]) + len(b.running_keys[TRAIN]) + finished + failed, finished, failed
+        return Groups(len(b.pending_keys[TRAIN]) + len(b.running_keys[TRAIN]) + finished + failed, finished, failed)
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         if partition_id == TRAIN:
             self._look()
-            self._discards.tell(sum(self.groups[1:]))
-        self._on_wait()
+            self._discards.tell(self.groups.finished + self.groups.failed)
+        for observer in self.observers:
+            observer.before_wait(self)
         self._check_progress(partition_id)
         self._buffer.poll_interval = self._pace()
         return self._wait(partition_id, last_debug_time)
@@ -142,8 +163,12 @@ class RolloutWatch:
             tags = {key: tag for key, tag in self.finished.tags.items() if TrajectoryKey.parse(key).uid in uids}
             self.discarded |= {uid: [] for uid in uids} | response_tokens(tags)
             self._discards.note(uids)
-            self._on_discard(tags)
+            for observer in self.observers:
+                observer.discard(tags)
         self._clear(partition_id, uids)
+
+    def _suspects(self) -> list[str]:
+        return [name for observer in self.observers for name in observer.suspects(self)]
 
     def _pace(self) -> float:
         """Return the seconds to the next look. verl lists all samples at each look, which costs CPU time in proportion

@@ -17,14 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import PresetName
+from verl_fuse.feature import Feature, PresetName
 from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
 from verl_fuse.host.start.data_rows import row_refusals
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
 from verl_fuse.host.start.mini_batches import mini_batch_refusals
 from verl_fuse.host.start.out_of_reach import out_of_reach
-from verl_fuse.host.start.preset import choose, slower_features, with_keys
+from verl_fuse.host.start.preset import Choice, Problems, choose, slower_features, unlocked, with_keys
 from verl_fuse.host.start.resumption import resume_refusals
 from verl_fuse.host.start.value_types import type_refusals
 from verl_fuse.spec.block import bounded, nearest, quoted, read_block, undecided, waiting, without_effect, written
@@ -81,18 +81,20 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
     """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting, with `on_disk`
     its data and its checkpoint too. Otherwise the keys left to `fuse.preset` are set in `config`."""
     node = _fuse_node(config)
-    problems: list[str] = []
+    problems: list[object] = []
     core_names = {f.name for f in fields(CoreBlock)}
     own = {key: value for key, value in node.items() if key in core_names}
     core = _read(problems, read_block, CoreBlock, own, "fuse") or CoreBlock()
     manager = plugins.load(core.disabled_plugins)
-    schema = plugins.config_blocks(manager)
+    schema, features = plugins.config_blocks(manager), tuple(plugins.features(manager).values())
     # Below, a run without a block `fuse` gets one.
     problems += _read(problems, _found, config, out_of_reach) or ()
     # Other checks compute with these values.
     mistyped = _read(problems, _found, config, type_refusals) or []
     problems += mistyped
-    left, chosen = ({}, ()) if mistyped else _read(problems, _decided, config, core, manager, schema) or ({}, ())
+    left, chosen = (
+        ({}, ()) if mistyped else _read(problems, _decided, config, core, manager, schema, features) or ({}, ())
+    )
     decided = with_keys(config, left)
     node = _fuse_node(decided)
     plan = _read(problems, _plan, core, config, node)
@@ -109,28 +111,59 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
         problems += _read(problems, _problems, manager, checked) or ()
         problems += _read(problems, _found, checked, *(_CHECKS_ON_DISK if on_disk else ())) or ()
     if problems:
-        raise FuseError(*problems)
+        raise FuseError(*map(str, problems))
     for key, value in left.items():
         OmegaConf.update(config, f"fuse.{key}", value, force_add=True)
     blocks: dict[str, Any] = dict(read)
     idle = tuple(line for name, block in blocks.items() for line in _idle(f"fuse.{name}", block))
     run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir") or "fuse_run"
     foreseen = plan.planned_seconds if plan else {}
-    slower = tuple(slower_features(decided, plugins.features(manager).values()))
+    slower = tuple(slower_features(decided, features))
     return Settings(core, blocks, manager, Path(run_dir).absolute(), overrides, foreseen, idle, slower, chosen)
 
 
+def foreseen(config: DictConfig, preset: PresetName) -> tuple[Choice, ...]:
+    """Return the choices of `preset` in a configuration that may be refused as a whole. What keeps verl-fuse from such
+    a run, or from judging it, is the reason against every feature."""
+    features, problems = _judges(config)
+    barred = _found(config, out_of_reach, type_refusals)
+    if not barred:
+        try:
+            return choose(config, preset, features, problems)[1]
+        except FuseError as error:
+            barred = list(error.args)
+    return tuple(Choice(preset, one, {}, tuple(barred)) for one in features if preset in one.presets)
+
+
+def unlocking(config: DictConfig, choices: Sequence[Choice]) -> dict[str, Mapping[str, Any]]:
+    """Return, by the switches of features that are off, the keys of verl's configuration, with values, that unlock
+    each; none where none are known."""
+    judges = _judges(config)
+    return {one.feature.switch: unlocked(config, one, *judges) for one in choices if one.reasons}
+
+
+def _judges(config: DictConfig) -> tuple[tuple[Feature, ...], Problems]:
+    """Return the features of a run's plugins, and what finds the run's refusals."""
+    manager = plugins.load(tuple(_fuse_node(config).get("disabled_plugins") or ()))
+    return tuple(plugins.features(manager).values()), partial(_problems, manager)
+
+
 def _decided(
-    config: DictConfig, core: CoreBlock, manager: pluggy.PluginManager, schema: Mapping[str, type]
+    config: DictConfig,
+    core: CoreBlock,
+    manager: pluggy.PluginManager,
+    schema: Mapping[str, type],
+    features: Collection[Feature],
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return (the keys of `fuse` that are left to the preset, with their values; the preset's line on each feature)."""
-    keys, chosen = choose(config, core.preset, plugins.features(manager).values(), partial(_problems, manager))
+    keys, choices = choose(config, core.preset, features, partial(_problems, manager))
     otherwise = {f"{name}.{key}": value for name, block in schema.items() for key, value in undecided(block).items()}
     get = getter(config)
+    chosen = tuple(map(str, choices))
     return {key: value for key, value in (otherwise | keys).items() if get(f"fuse.{key}") is None}, chosen
 
 
-def _read(problems: list[str], read: Callable[..., T], *arguments: Any) -> T | None:
+def _read(problems: list[object], read: Callable[..., T], *arguments: Any) -> T | None:
     """Return the result of `read(*arguments)`; None where it refuses, with its problems added to `problems`."""
     try:
         return read(*arguments)
@@ -157,16 +190,16 @@ def _unknown(node: Mapping[str, Any], core: CoreBlock, known: Collection[str]) -
         )
 
 
-def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
+def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[object]:
     def of_plugins(config: DictConfig) -> list[object]:
         return [problem for found in manager.hook.fuse_validate(config=config) for problem in found or ()]
 
     return _found(config, of_plugins, *_CHECKS)
 
 
-def _found(config: DictConfig, *checks: Refuses) -> list[str]:
+def _found(config: DictConfig, *checks: Refuses) -> list[object]:
     try:
-        return [str(problem) for check in checks for problem in check(config)]
+        return [problem for check in checks for problem in check(config)]
     except (ArithmeticError, LookupError, TypeError, ValueError, OmegaConfBaseException) as error:
         # A value has an unexpected type; the line that met it names the key.
         frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -29,8 +29,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.inference.lane import Lane
 from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.record.spans import Stopwatch
-from verl_fuse.host.record.step import TrainerPart
-from verl_fuse.host.update.separate import UpdateCall
+from verl_fuse.host.record.step import StageMethod, StepStage, StockStage, TrainerPart
 from verl_fuse.host.upstream.rows import read
 from verl_fuse.spec.timeline import DEFER_CRITIC, UPDATE_CRITIC, WAIT_FOR_CRITIC
 
@@ -50,12 +49,17 @@ class Handed:
 
 class DeferredCritic(TrainerPart):
     """Runs updates of the critic on `lane`, its workers' own. `fields` are what an update reads; `log` takes metrics
-    and the step they are of."""
+    and the step they are of. Before step `warm_up` the actor is not trained."""
 
     def __init__(
-        self, lane: Lane, journal: Journal, fields: Sequence[str], log: Callable[[dict[str, Any], int], None]
+        self,
+        lane: Lane,
+        journal: Journal,
+        fields: Sequence[str],
+        log: Callable[[dict[str, Any], int], None],
+        warm_up: int = 0,
     ) -> None:
-        self.lane = lane
+        self.lane, self._warm_up = lane, warm_up
         self._journal, self._fields, self._log = journal, list(fields), log
         self._kept_back: Callable[[], None] | None = None
         self._handed: Handed | None = None
@@ -66,7 +70,18 @@ class DeferredCritic(TrainerPart):
         self._seconds = self._waited = 0.0
         self.metrics = {}
 
-    def update(self, step: int, batch: KVBatchMeta, stock: UpdateCall) -> KVBatchMeta:
+    def around(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StockStage) -> KVBatchMeta:
+        """Keep the critic's update back until the actor is updated; values of a step come after it."""
+        step = self._journal.step.number
+        if stage == "values":
+            self.settle()
+        instead = (lambda batch, _: self.update(step, batch, stock.method)) if stage == "update_critic" else None
+        batch = stock(batch, metrics, instead)
+        if stage == "update_actor" or (stage == "update_critic" and step < self._warm_up):
+            self.begin()
+        return batch
+
+    def update(self, step: int, batch: KVBatchMeta, stock: StageMethod) -> KVBatchMeta:
         """Keep the rows of `batch` for `stock`, verl's update, which `begin` hands over."""
         with self._journal.stage(DEFER_CRITIC):
             self._kept_back = partial(self._hand_over, step, partial(_trained, self._kept(batch), stock))
@@ -123,7 +138,7 @@ class DeferredCritic(TrainerPart):
         return kept
 
 
-def _trained(kept: KVBatchMeta, stock: UpdateCall) -> tuple[dict[str, Any], float]:
+def _trained(kept: KVBatchMeta, stock: StageMethod) -> tuple[dict[str, Any], float]:
     """Run the update of these rows, clear them, and return its metrics and seconds."""
     watch, metrics = Stopwatch(), {}
     stock(kept, metrics)

@@ -16,12 +16,12 @@ from typing import Any
 
 from transfer_queue import KVBatchMeta
 from verl.single_controller.base.decorator import collect_lazy_compute_data_proto, dispatch_lazy_compute_data_proto
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_fuse.host.record.step import RunStage, TrainerPart
+from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
 from verl_fuse.host.update.joint import JointCalls
 from verl_fuse.host.update.report import RankReport, UpdateOrder
 from verl_fuse.host.update.schedules import Solve, UpdateSchedules
-from verl_fuse.host.update.separate import SeparateUpdates, UpdateCall
 from verl_fuse.spec.timeline import FUSED_UPDATE
 
 logger = logging.getLogger(__name__)
@@ -30,25 +30,31 @@ logger = logging.getLogger(__name__)
 _MESH = {"critic": "train", "actor": "actor"}
 
 
-class FusedUpdates(SeparateUpdates, TrainerPart):
+class FusedUpdates(TrainerPart):
     """The updates of `trainer`, whose worker groups of "actor" and "critic" are `groups`; `timeout`: seconds a rank may
     wait within an update.
 
     While the critic warms up, nothing is fused."""
 
     def __init__(self, trainer: Any, groups: Mapping[str, Any], run: RunStage, solve: Solve, timeout: float) -> None:
-        super().__init__(run)
-        self._trainer = trainer
+        self._trainer, self._run = trainer, run
         self._groups = groups
         self._schedules = UpdateSchedules(solve)
         self._timeout = timeout
         self._actor_updated = False
         self.metrics: dict[str, float] = {}
 
-    def critic(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall, actor: UpdateCall) -> KVBatchMeta:
-        """Update both, where the actor is trained in this step."""
-        if self._trainer.config.trainer.critic_warmup > self._trainer.global_steps:
-            return super().critic(batch, metrics, critic, actor)
+    def around(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StockStage) -> KVBatchMeta:
+        """Update both in the critic's turn, where the actor is trained in this step."""
+        if stage == "update_critic" and self._trainer.config.trainer.critic_warmup <= self._trainer.global_steps:
+            actor = partial(PPOTrainerSync._update_actor, self._trainer)
+            return stock(batch, metrics, partial(self._both, critic=stock.method, actor=actor))
+        if stage == "update_actor" and self._actor_updated:
+            self._actor_updated = False
+            return batch
+        return stock(batch, metrics)
+
+    def _both(self, batch: KVBatchMeta, metrics: dict, critic: StageMethod, actor: StageMethod) -> KVBatchMeta:
         # Both methods write what their workers should know into the batch they get.
         jobs = {
             model: partial(update, replace(batch, extra_info=dict(batch.extra_info or {})), metrics)
@@ -56,13 +62,6 @@ class FusedUpdates(SeparateUpdates, TrainerPart):
         }
         self._run(FUSED_UPDATE, "train", partial(self._together, jobs))
         self._actor_updated = True
-        return batch
-
-    def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
-        """Do nothing where the actor was updated with the critic; else update the actor."""
-        if not self._actor_updated:
-            return super().actor(batch, metrics, actor)
-        self._actor_updated = False
         return batch
 
     def _together(self, jobs: Mapping[str, Callable[[], Any]]) -> None:

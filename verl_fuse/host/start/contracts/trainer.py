@@ -1,5 +1,5 @@
 """Declares contracts on the synchronous trainer we subclass: every method we override, the flow that calls them, and
-every attribute we read (trainer.py)."""
+every attribute we read (trainer.py, run.py)."""
 
 from verl_fuse.host.upstream.targets import DATA_YAML, PPO_YAML, ROLLOUT_YAML, SYNC_TRAINER, V1_PACKAGE
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function

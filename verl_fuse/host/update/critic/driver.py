@@ -15,10 +15,9 @@ from typing import Any
 
 from transfer_queue import KVBatchMeta
 
-from verl_fuse.host.record.step import RunStage, TrainerPart
+from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
 from verl_fuse.host.update.critic.returns import Rewards
 from verl_fuse.host.update.critic.worker import OWN_VALUES
-from verl_fuse.host.update.separate import UpdateCall
 from verl_fuse.spec.timeline import UPDATE_CRITIC
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,18 @@ class CriticFirst(TrainerPart):
         self.trained = False
         self.metrics: dict[str, float] = {}
 
-    def train(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall) -> bool:
+    def around(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StockStage) -> KVBatchMeta:
+        """Update the critic in the turn of the pass for values, where that is possible."""
+        if stage == "values":
+            # verl's trainers import the trainer of mode `fuse`, and that one imports this module.
+            from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+            done = self.train(batch, metrics, partial(PPOTrainerSync._update_critic, self._trainer))
+        else:
+            done = stage == "update_critic" and self.trained
+        return batch if done else stock(batch, metrics)
+
+    def train(self, batch: KVBatchMeta, metrics: dict, critic: StageMethod) -> bool:
         """Update the critic with `critic`, verl's method, and store the values of `batch`; return whether that was
         possible."""
         step, size = self._trainer.global_steps, self._mini_batch
@@ -52,7 +62,7 @@ class CriticFirst(TrainerPart):
         }
         return self.trained
 
-    def _update(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall) -> None:
+    def _update(self, batch: KVBatchMeta, metrics: dict, critic: StageMethod) -> None:
         # verl's batch may list the columns that were there before the reference's: the update reads all of them.
         asked = replace(batch, fields=None, extra_info={**(batch.extra_info or {}), OWN_VALUES: self._rewards()})
         critic(asked, metrics)

@@ -24,10 +24,9 @@ from verl.utils.seqlen_balancing import calculate_workload
 
 from verl_fuse.host.inference.stages import old_log_prob_metrics
 from verl_fuse.host.record.spans import Stopwatch
-from verl_fuse.host.record.step import RunStage, TrainerPart
+from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
 from verl_fuse.host.update.lean.balance import balanced
 from verl_fuse.host.update.lean.options import LEAN, LeanOptions
-from verl_fuse.host.update.separate import SeparateUpdates, UpdateCall
 from verl_fuse.host.upstream.advantages import without_gradient
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.upstream.rows import read, rows, tags_of
@@ -47,19 +46,25 @@ def saved_seconds(seconds: float, skipped: float, own: bool, forwarded: float) -
     return seconds * (left + FORWARD * own) / (1 - left) if left < 1 else 0.0
 
 
-class LeanUpdates(SeparateUpdates, TrainerPart):
+class LeanUpdates(TrainerPart):
     """The updates of `trainer`; `options` tell the parts that are left out."""
 
     def __init__(self, trainer: Any, run: RunStage, options: LeanOptions) -> None:
-        super().__init__(run)
-        self._trainer, self._options = trainer, options
+        self._trainer, self._run, self._options = trainer, run, options
         self._own = False
         self._passes = 0
         # Seconds in which the update trained before its stage began.
         self.seconds_before = 0.0
         self.metrics: dict[str, float] = {}
 
-    def old_log_prob(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
+    def around(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StockStage) -> KVBatchMeta:
+        if stage == "old_log_prob":
+            return self.old_log_prob(batch, metrics, stock)
+        if stage == "advantage":
+            return self.advantage(batch, metrics, stock)
+        return stock(batch, metrics, partial(self.actor, actor=stock.method) if stage == "update_actor" else None)
+
+    def old_log_prob(self, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
         """Run verl's pass, or no pass where the update computes the same."""
         reason = self._why_pass(batch) if self._options.skip_old_log_prob else ""
         self._own = reason is None
@@ -68,12 +73,12 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
             logger.info("step %d computes old log-probs: %s", self._trainer.global_steps, reason)
         return batch if self._own else stock(batch, metrics)
 
-    def advantage(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
+    def advantage(self, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
         """Run verl's advantages, in which old log-probs have no part."""
         with self._without_correction() if self._own else nullcontext():
             return stock(batch, metrics)
 
-    def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
+    def actor(self, batch: KVBatchMeta, metrics: dict, actor: StageMethod) -> KVBatchMeta:
         """Update the actor, on the same mini-batches."""
         found = self._trainer.journal.step.with_gradient
         kept = found if self._options.skip_zero_gradient else [True] * len(batch)
@@ -98,7 +103,7 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
             metrics.update(self._of_old_log_probs(rows(told, tags_of(batch), None)) if told else {})
         return batch
 
-    def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: UpdateCall) -> None:
+    def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: StageMethod) -> None:
         """Update the actor on its lane; `kept` tells for each row whether it is computed."""
         ordered = self._ordered(batch, kept)
         lean = replace(self._options, skip_old_log_prob=self._own)

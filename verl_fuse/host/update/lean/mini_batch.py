@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from verl.utils.device import get_device_name
+from verl.utils.fsdp_utils import fsdp_version
 from verl.utils.metric import AggregationType, Metric
 from verl.utils.py_functional import append_to_dict
 from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
@@ -31,6 +31,7 @@ from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
 from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD, LeanOptions
 from verl_fuse.host.update.lean.rows import lengths, nested, selected, without_weight
 from verl_fuse.host.upstream.advantages import has_gradient
+from verl_fuse.host.weights.gathered import reshard
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
@@ -113,10 +114,10 @@ class LeanMiniBatch:
         parameter a gradient."""
         if self._options.metrics == "stock" and (self.own or self._entropy or not self._fresh):
             self.forward_rest()
-        sharded = isinstance(self._engine.module, FSDPModule)
-        if sharded:
+        if fsdp_version(self._engine.module):
             for parameter in self._engine.module.parameters():
-                if parameter.requires_grad and parameter.grad is None:
+                # FSDP1 with use_orig_params: a parameter of which this rank has no part never has a gradient.
+                if parameter.requires_grad and parameter.grad is None and parameter.numel():
                     parameter.grad = torch.zeros_like(parameter)
         return stock()
 
@@ -221,8 +222,8 @@ def _evaluating(engine: Any) -> Iterator[None]:
     """Put the model out of training between the last backward pass and the optimizer, and afterwards leave it as that
     pass left it.
 
-    Activations that are offloaded are counted in training only, and without a backward pass FSDP2 leaves parameters
-    whole that are to be.
+    Activations that are offloaded are counted in training only, and without a backward pass FSDP leaves parameters
+    gathered.
     """
     models = engine.module if isinstance(engine.module, list) else [engine.module]
     for model in models:
@@ -230,9 +231,7 @@ def _evaluating(engine: Any) -> Iterator[None]:
     yield
     for model in models:
         model.train()
-        for part in model.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
+        reshard(model)
 
 
 @contextmanager

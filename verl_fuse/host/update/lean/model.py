@@ -8,6 +8,7 @@ from torch.nn import Dropout
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.update.lean.options import LeanOptions
+from verl_fuse.spec.composed import TOWERS
 
 # Keys of Megatron's configuration of a model: randomness, statistics that every forward pass changes, and capacity for
 # which rows of a micro-batch displace each other.
@@ -32,8 +33,6 @@ _ROWS = (
     "mtp_num_layers",
     "calculate_per_token_loss",
 )
-# Parts of a model that a sample of text alone does not reach.
-_TOWERS = ("vision_config", "audio_config", "thinker_config")
 
 
 def check_model(engine: Any, options: LeanOptions) -> None:
@@ -42,7 +41,7 @@ def check_model(engine: Any, options: LeanOptions) -> None:
         check_passes(engine, "fuse.update.skip_old_log_prob")
     if options.skip_zero_gradient:
         # verl leaves parameters of a tower that no sample reaches without a gradient; here all parameters have one.
-        towers = {name for name in _TOWERS if hasattr(engine.model_config.hf_config, name)}
+        towers = {name for name in TOWERS if hasattr(engine.model_config.hf_config, name)}
         _refuse("fuse.update.skip_zero_gradient", {*_of_passes(engine), *_configured(engine, _ROWS), *towers})
 
 

@@ -26,11 +26,10 @@ from verl.utils.py_functional import rename_dict
 
 from verl_fuse.host.inference.slices import READ_FIELDS
 from verl_fuse.host.record.spans import Stopwatch
-from verl_fuse.host.record.step import RunStage
+from verl_fuse.host.record.step import RunStage, StageMethod
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.host.update.lean.driver import LeanUpdates
 from verl_fuse.host.update.lean.options import LEAN, LeanOptions
-from verl_fuse.host.update.separate import UpdateCall
 from verl_fuse.host.update.stream.guard import StreamedRow, difference, streamed_rows
 from verl_fuse.host.update.stream.lanes import StreamLanes, dealt, on_ranks
 from verl_fuse.host.update.stream.options import ORDER, STREAM_FIELDS, StreamOrder
@@ -72,7 +71,7 @@ class StreamedUpdates(LeanUpdates):
         options: LeanOptions,
         lanes: StreamLanes,
         devices_each: int,
-        advantages: UpdateCall,
+        advantages: StageMethod,
         deferred: bool,
     ) -> None:
         super().__init__(trainer, run, options)
@@ -183,7 +182,7 @@ class StreamedUpdates(LeanUpdates):
 
     # -- once the batch is whole
 
-    def advantage(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
+    def advantage(self, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
         """Run verl's advantages of the batch, and compare the advantages of streamed groups with them."""
         self._begin()
         batch = super().advantage(batch, metrics, stock)
@@ -204,14 +203,14 @@ class StreamedUpdates(LeanUpdates):
         self._said = self._account(batch)
         return batch
 
-    def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
+    def actor(self, batch: KVBatchMeta, metrics: dict, actor: StageMethod) -> KVBatchMeta:
         """Update the actor with the streamed gradients and the rest."""
         self.seconds_before = self._now.seconds if self._going else 0.0
         batch = super().actor(batch, metrics, actor)
         self.metrics |= self._said
         return batch
 
-    def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: UpdateCall) -> None:
+    def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: StageMethod) -> None:
         """Train the rest of the rows and make the optimizer step, or train all rows where nothing was streamed."""
         if not self._going:
             super().train(batch, kept, metrics, actor)

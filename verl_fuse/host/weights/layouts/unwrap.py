@@ -19,6 +19,7 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.weights.gathered import reshard
 
 # Attributes that FSDP2 leaves on a module it wraps, and the names of its hooks.
 _HOOKS = ("_pre_forward_hook_handle", "_post_forward_hook_handle")
@@ -49,9 +50,8 @@ def require_known(module: nn.Module) -> None:
 def unwrap(module: nn.Module) -> None:
     """Undo `fully_shard` on `module`, which `require_known` has passed, and all modules within it."""
     parts: list[Any] = wrapped(module)
-    for part in parts:
-        # The sharded parameters are the registered parameters from here on.
-        part.reshard()
+    # The sharded parameters are the registered parameters from here on.
+    reshard(module)
     for part in parts:
         for hook in _hooks(part):
             hook.remove()

@@ -1,0 +1,321 @@
+"""`verl-fuse check`: what the preset does for arguments, scripts and YAML files of verl, as text and JSON."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.cli.main import main
+
+pytest.importorskip("hydra")
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+COMMON = (
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=256",
+    f"{ACTOR}.ppo_mini_batch_size=64",
+    f"{ACTOR}.use_dynamic_bsz=true",
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.n=8",
+    f"{ROLLOUT}.tensor_model_parallel_size=2",
+    "trainer.n_gpus_per_node=8",
+)
+ON = ["interstage.enabled", "elastic.enabled", "update.skip_zero_gradient", "update.response_logits"]
+ONE_BATCH = (f"{ACTOR}.ppo_mini_batch_size=256",)
+KL = f"{ACTOR}.use_kl_loss=true"
+PASTE = ["+fuse=default", "trainer.v1.trainer_mode=fuse", "fuse.preset=fast"]
+TRIED = {
+    "interstage.enabled",
+    "elastic.enabled",
+    "pipeline.enabled",
+    "speculation.enabled",
+    "update.skip_old_log_prob",
+    "update.skip_zero_gradient",
+    "update.skip_values",
+    "update.response_logits",
+}
+RUN = "python3 -m verl.trainer.main_ppo"
+HEAVY = ("torch", "verl", "ray", "vllm", "transformers")
+
+
+@pytest.fixture
+def said(capsys):
+    """Run the command; return (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["check", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def found(said):
+    """Run the command with --json; return its object."""
+
+    def run(*arguments: str) -> dict:
+        code, out, err = said("--json", *arguments)
+        assert code == 0, err
+        assert out.count("\n") == 1
+        return json.loads(out)
+
+    return run
+
+
+def test_what_is_on_what_not_why_and_what_unlocks_it(found):
+    report = found("--", *COMMON)
+    assert report["on"] == ON
+    assert report["paste"] == PASTE
+    assert report["problems"] == report["unknown"] == []
+    assert set(report["off"]) == TRIED - set(report["on"])
+    (one,) = report["off"]["update.skip_old_log_prob"]
+    assert one.startswith(f"{ACTOR}.ppo_mini_batch_size=64: ")
+    assert report["unlock"] == {"update.skip_old_log_prob": list(ONE_BATCH)}
+    assert set(report) == {"on", "off", "unlock", "paste", "problems", "unknown"}
+
+
+@pytest.mark.parametrize("switch", ["update.skip_old_log_prob", "update.skip_zero_gradient"])
+def test_what_unlocks_a_feature_switches_it_on(found, switch: str):
+    unlock = found("--", *COMMON, f"{ACTOR}.ppo_epochs=2", KL)["unlock"][switch]
+    if switch == "update.skip_old_log_prob":
+        assert f"{ACTOR}.ppo_epochs=1" in unlock
+    assert switch in found("--", *COMMON, f"{ACTOR}.ppo_epochs=2", KL, *unlock)["on"]
+
+
+def test_keys_that_the_run_adds_are_unlocked_by_keys_that_are_added(found):
+    draft = f"{ROLLOUT}.engine_kwargs.vllm.scheduler_cls"
+    report = found("--", *COMMON, f"+{draft}=mine.Scheduler")
+    assert report["off"]["speculation.enabled"][0].startswith(f"{draft}='mine.Scheduler'")
+    # Without it, drafts are left out for a measurement.
+    assert "speculation.enabled" not in report["unlock"]
+    report = found("--", *COMMON, *ONE_BATCH, f"++{ACTOR}.use_kl_loss=true", f"+{ACTOR}.qat.enable=true")
+    assert report["unlock"]["update.skip_zero_gradient"] == [f"++{ACTOR}.use_kl_loss=false"]
+
+
+def test_a_feature_that_nothing_unlocks_has_reasons_alone(found):
+    report = found("--", *COMMON, *ONE_BATCH, f"{ACTOR}.policy_loss.loss_mode=gpg")
+    for switch, reasons in report["off"].items():
+        assert reasons
+        assert switch not in report["unlock"] or all("=" in line for line in report["unlock"][switch])
+    assert report["off"]["pipeline.enabled"] == ["there is no critic"]
+    assert "update.skip_zero_gradient" not in report["unlock"]
+
+
+def test_nothing_on_is_exit_code_0_and_nothing_to_paste(said, found):
+    fused = "actor_rollout_ref.model.use_fused_kernels=true"
+    alone = (*COMMON, f"{ROLLOUT}.name=sglang", "trainer.n_gpus_per_node=2", KL, fused)
+    report = found("--", *alone)
+    assert (report["on"], report["paste"]) == ([], [])
+    code, out, _ = said("--", *alone)
+    assert code == 0
+    assert "switches on: nothing" in out
+    assert "Paste" not in out
+
+
+def test_unknown_keys_and_arguments_that_hydra_refuses_end_nothing(found):
+    odd = (
+        "reward_model.no_such_key=1",
+        "async_training.staleness=0.5",
+        f"{ACTOR}.strategy.deeper=1",
+        "+trainer.nnodes=2",
+        "~trainer.no_such",
+        "data.train_files=<your path>",
+        "trainer.total_epochs=1,2",
+        "reward_model.no_such_key=2",
+    )
+    report = found("--", *COMMON, *odd)
+    assert report["unknown"] == ["reward_model.no_such_key", "async_training.staleness", f"{ACTOR}.strategy.deeper"]
+    assert report["on"] == ON, "strategy is still fsdp"
+    assert [problem.partition(":")[0] for problem in report["problems"]] == [
+        "data.train_files=<your path>",
+        "+trainer.nnodes=2",
+        "~trainer.no_such",
+        "trainer.total_epochs=1,2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "key"),
+    [
+        ("trainer.n_gpus_per_node=many", "trainer.n_gpus_per_node='many'"),
+        ("trainer.use_v1=false", "trainer.use_v1=false"),
+        ("trainer.device=npu", "trainer.device='npu'"),
+    ],
+)
+def test_what_bars_the_whole_run_is_the_reason_against_every_feature(found, argument: str, key: str):
+    report = found("--", *COMMON, argument)
+    assert (report["on"], report["paste"]) == ([], [])
+    assert set(report["off"]) == TRIED
+    assert all(reasons[0].startswith(key) for reasons in report["off"].values())
+    assert any(problem.startswith(key) for problem in report["problems"])
+
+
+def test_an_asynchronous_run_is_not_made_synchronous_but_told_how(found):
+    report = found("--", *COMMON, "trainer.v1.trainer_mode=colocate_async")
+    assert report["on"] == []
+    assert report["off"]["elastic.enabled"] == [
+        "trainer.v1.trainer_mode='colocate_async': fuse.elastic.enabled=true needs trainer.v1.trainer_mode=fuse"
+    ]
+    assert report["unlock"]["elastic.enabled"] == ["trainer.v1.trainer_mode=fuse"]
+    assert found("--", *COMMON, "trainer.v1.trainer_mode=sync")["on"] == ON
+
+
+def test_keys_of_fuse_that_the_run_has_win_and_are_not_pasted_again(found):
+    report = found("--", *COMMON, "+fuse=default", "fuse.elastic.enabled=false")
+    assert report["on"] == [switch for switch in ON if switch != "elastic.enabled"]
+    assert "elastic.enabled" not in report["off"]
+    assert report["paste"] == PASTE[1:]
+    assert found("--", *COMMON, "fuse.elastic.enabled=false")["on"] == report["on"]
+
+
+def test_the_text_names_all_of_it_and_marks_another_training(said):
+    code, out, _ = said("--", *COMMON, "trainer.no_such=1", "actor_rollout_ref.model.use_liger=true")
+    out = " ".join(out.split())
+    assert code == 0
+    assert f"fuse.preset=fast switches on: {', '.join(ON[:-1])}" in out
+    assert f"with {' '.join(ONE_BATCH)} it is on (other training: {ACTOR}.ppo_mini_batch_size)" in out
+    assert "with actor_rollout_ref.model.use_liger=false it is on Keys" in out, "other kernels are no other training"
+    assert "left out: trainer.no_such" in out
+    assert out.endswith(f"Paste: {' '.join(PASTE)}")
+
+
+SCRIPT = f"""
+set -x
+MODEL=${{MODEL:-Qwen/Qwen3-8B}}
+TP=${{TP:-2}}
+DATA=(
+    data.train_files="['$HOME/a.parquet']"   # comments may be there
+    data.train_batch_size=$((64 * 4))
+)
+python3 -m verl.trainer.main_ppo \\
+    --config-name='ppo_trainer.yaml' \\
+    "${{DATA[@]}}" \\
+    {COMMON[0]} {COMMON[2]} {COMMON[3]} {COMMON[4]} {COMMON[5]} \\
+    {ROLLOUT}.tensor_model_parallel_size=$TP \\
+    actor_rollout_ref.model.path=$MODEL \\
+    trainer.n_gpus_per_node=$GPUS \\
+    trainer.experiment_name=$NAME-$(date +%F) \\
+    $EXTRA "$@" 2>&1 | tee train.log
+"""
+
+
+def test_a_script_is_read_with_its_own_arguments(found, said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "run.sh"
+    file.write_text(SCRIPT)
+    report = found("--script", file)
+    assert (report["on"], report["unknown"], report["problems"]) == (ON, [], [])
+    assert report["unset"] == {
+        "GPUS": ["trainer.n_gpus_per_node"],
+        "NAME": ["trainer.experiment_name"],
+        "$(date +%F)": ["trainer.experiment_name"],
+        "EXTRA": ["$EXTRA"],
+    }
+    _, out, err = said("--script", file)
+    assert "trainer.n_gpus_per_node=$GPUS: the script does not tell the value; verl's, 8, is taken" in err
+    assert "The script does not tell GPUS: trainer.n_gpus_per_node" in out
+    assert found("--script", file, "--", *ONE_BATCH)["on"] == [
+        "elastic.enabled",
+        "update.skip_old_log_prob",
+        "update.skip_zero_gradient",
+        "update.response_logits",
+    ]
+    monkeypatch.setenv("GPUS", "2")
+    assert found("--script", file)["on"] == ON[2:], "one replica"
+    assert "GPUS" not in found("--script", file)["unset"]
+
+
+def test_arguments_of_a_script_that_passes_none_on_are_overrides(found, tmp_path: Path):
+    file = tmp_path / "run.sh"
+    file.write_text(SCRIPT.replace(' "$@"', ""))
+    assert "update.skip_old_log_prob" in found("--script", file, "--", *ONE_BATCH)["on"]
+
+
+def test_a_configuration_beside_the_script_is_composed(found, said, tmp_path: Path):
+    config = tmp_path / "examples" / "config"
+    config.mkdir(parents=True)
+    (config / "mine.yaml").write_text(
+        "hydra:\n  searchpath:\n    - file://verl/trainer/config\ndefaults:\n  - ppo_trainer\n  - _self_\n"
+        "actor_rollout_ref:\n  rollout:\n    name: sglang\n"
+    )
+    file = tmp_path / "examples" / "scripts" / "run.sh"
+    file.parent.mkdir()
+    command = "python3 -m verl.trainer.main_ppo --config-path=$(pwd)/examples/config --config-name {} {}\n"
+    file.write_text(command.format("mine", " ".join(set(COMMON) - {f"{ROLLOUT}.name=vllm"})))
+    report = found("--script", file)
+    assert report["off"]["elastic.enabled"][0].startswith(f"{ROLLOUT}.name='sglang'")
+    file.write_text(command.format("gone", ""))
+    code, out, err = said("--script", file)
+    assert (code, out) == (2, "")
+    assert "--config-name gone: gone.yaml is neither of verl" in err
+
+
+def test_yaml_is_composed_or_merged_into_verl_s(found, tmp_path: Path):
+    values = OmegaConf.from_dotlist([*COMMON, "trainer.no_such=1", "actor_rollout_ref.model.override_config.x=1"])
+    plain, whole = tmp_path / "plain.yaml", tmp_path / "whole.yaml"
+    plain.write_text(OmegaConf.to_yaml(values))
+    defaults = {"hydra": {"searchpath": ["pkg://verl.trainer.config"]}, "defaults": ["ppo_trainer", "_self_"]}
+    whole.write_text(OmegaConf.to_yaml(OmegaConf.merge(OmegaConf.create(defaults), values)))
+    expected = found("--", *COMMON)
+    for file in (plain, whole):
+        report = found("--script", file)
+        assert report["unknown"] == ["trainer.no_such"]
+        assert {**report, "unknown": []} == expected
+        assert "update.skip_old_log_prob" in found("--script", file, "--", *ONE_BATCH)["on"]
+    OmegaConf.update(values, f"{ACTOR}.strategy", "megatron")
+    plain.write_text(OmegaConf.to_yaml(values))
+    assert "update.skip_zero_gradient" in found("--script", plain)["on"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("run.sh", "echo", "run.sh: there is no command of verl.trainer.main_ppo"),
+        ("run.sh", f"{RUN} a.b=1\n{RUN} a.b=2", "lines 1 and 2 each start verl.trainer.main_ppo"),
+        ("run.sh", f"{RUN} 'a", "run.sh: line 1: the quote ' has no end"),
+        ("run.yaml", "a: [1", "run.yaml: not YAML"),
+        ("run.yaml", "- 1", "run.yaml: needs a block of verl's keys"),
+        ("run.yaml", "defaults:\n  - no_such_thing", "Could not load 'no_such_thing'"),
+        ("gone.sh", None, "gone.sh: cannot be read: No such file"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(said, tmp_path: Path, name: str, text: str | None, says: str):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    code, out, err = said("--script", tmp_path / name)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_it_needs_something_to_read(said):
+    code, _, err = said()
+    assert code == 2
+    assert "check needs arguments of verl.trainer.main_ppo behind --, or --script FILE" in err
+    code, _, err = said("--", "no override")
+    assert code == 2
+    assert "override 'no override' cannot be read" in err
+
+
+def test_a_whole_command_is_taken_for_its_arguments(found):
+    assert found("--", "python3", "-m", "verl.trainer.main_ppo", *COMMON) == found("--", *COMMON)
+
+
+def test_neither_torch_nor_verl_nor_ray_is_imported():
+    code = (
+        "import json, sys\nfrom verl_fuse.cli.main import main\n"
+        f"try:\n    main(['check', '--json', '--', *{COMMON!r}])\n"
+        f"except SystemExit as end:\n    print(json.dumps([end.code, [m for m in {HEAVY!r} if m in sys.modules]]))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert json.loads(out.stdout.splitlines()[-1]) == [0, []]
+
+
+def test_the_keys_of_json_are_documented(documented_keys, found, tmp_path: Path):
+    file = tmp_path / "run.sh"
+    file.write_text(SCRIPT)
+    assert set(found("--script", file)) == documented_keys["check"]

@@ -1,0 +1,131 @@
+"""`verl-fuse check -- ARGUMENTS`: tells what `fuse.preset=fast` does for a run of stock verl, without running
+anything."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from omegaconf import OmegaConf
+
+from verl_fuse.cli.composition import key_of
+from verl_fuse.cli.launch import Run, read_run
+from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.prose import say
+from verl_fuse.cli.refused import refused
+from verl_fuse.errors import FuseError
+from verl_fuse.feature import SWITCH, PresetName
+from verl_fuse.host.names import TRAINER_MODE
+from verl_fuse.host.start.compat.start import require_version
+from verl_fuse.host.start.settings import foreseen, unlocking
+from verl_fuse.host.upstream.versions import installed
+from verl_fuse.spec.block import written
+
+app = typer.Typer(add_completion=False)
+
+PRESET: PresetName = "fast"
+MODE, PRESET_KEY = "trainer.v1.trainer_mode", "fuse.preset"
+# Modes in which the run is synchronous; verl's others train on samples of older weights.
+_SYNCHRONOUS = (None, "sync", TRAINER_MODE)
+# Ends of keys of where, by which engine and by which kernels something is computed: other values train the same, up to
+# rounding. Any other key is part of what is trained.
+_SAME_TRAINING = (
+    *("strategy", "_parallel_size", "_parallel", "fsdp_size", "use_megatron_fsdp", "use_fused_kernels", "use_liger"),
+    *("rollout.name", "free_cache_engine", "full_determinism", "router_config_path", "disaggregation.enabled"),
+)
+
+
+@app.command(
+    epilog=examples(
+        "verl-fuse check -- algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 data.train_batch_size=256",
+        "verl-fuse check --script run_grpo.sh --json",
+        "verl-fuse check --script config.yaml -- trainer.nnodes=2",
+    )
+)
+def check(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of verl.trainer.main_ppo, or of the script."),
+    ] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A shell script that starts main_ppo, or a YAML file: read, never run."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what fuse.preset=fast switches on in a run of verl, what not and why, and what would unlock more.
+
+    It needs verl's files, and neither Ray, nor a GPU, nor the run's model and data. Keys that this verl does not have
+    are named and left out. The exit code is 0 also where nothing can be switched on.
+    """
+    if script is None and not arguments:
+        raise FuseError("check needs arguments of verl.trainer.main_ppo behind --, or --script FILE")
+    require_version()
+    run = read_run(arguments or [], script)
+    report = _report(run)
+    for note in run.notes:
+        typer.echo(f"verl-fuse: {note}", err=True)
+    if as_json:
+        print_json(report)
+        return
+    _show(report, run.unset or {})
+
+
+def _report(run: Run) -> dict[str, Any]:
+    config = run.config
+    mode = OmegaConf.select(config, MODE, default=None)
+    OmegaConf.set_struct(config, False)
+    if mode in _SYNCHRONOUS:
+        OmegaConf.update(config, MODE, TRAINER_MODE, force_add=True)
+    OmegaConf.update(config, PRESET_KEY, PRESET, force_add=True)
+    problems = [*(f"{override}: {why}" for override, why in run.faulty.items()), *refused(config, ())]
+    choices = foreseen(config, PRESET)
+    on = [choice.feature.switch for choice in choices if not choice.reasons]
+    unlock = {switch: list(_overrides(keys, run)) for switch, keys in unlocking(config, choices).items()}
+    has_fuse = any(key_of(argument) == "fuse" for argument in run.arguments)
+    to_paste = (*SWITCH[has_fuse:], f"{PRESET_KEY}={PRESET}") if on else ()
+    report = {
+        "on": on,
+        "off": {choice.feature.switch: list(map(str, choice.reasons)) for choice in choices if choice.reasons},
+        "unlock": {switch: overrides for switch, overrides in unlock.items() if overrides},
+        "paste": [line for line in to_paste if line not in run.arguments],
+        "problems": problems,
+        "unknown": list(dict.fromkeys(run.unknown)),
+    }
+    return report if run.unset is None else report | {"unset": run.unset}
+
+
+def _overrides(keys: Mapping[str, Any], run: Run) -> Iterator[str]:
+    """Yield overrides to put behind the run's own; a key that the run adds, or nobody has yet, is added anew."""
+    added = {key_of(argument) for argument in run.arguments if argument.startswith("+")}
+    for key, value in keys.items():
+        parent, _, name = key.rpartition(".")
+        there = key not in added and name in (OmegaConf.select(run.config, parent, default=None) or {})
+        yield f"{'' if there else '++'}{key}={written(value)}"
+
+
+def _show(report: Mapping[str, Any], unset: Mapping[str, list[str]]) -> None:
+    say(f"{PRESET_KEY}={PRESET} switches on: {', '.join(report['on']) or 'nothing'}")
+    for switch, reasons in report["off"].items():
+        say(f"without {switch}:")
+        for reason in reasons:
+            say(f"  - {reason}")
+        if overrides := report["unlock"].get(switch):
+            others = [key_of(override) for override in overrides if _trains_otherwise(key_of(override))]
+            marked = f" (other training: {', '.join(others)})" if others else ""
+            say(f"  with {' '.join(overrides)} it is on{marked}")
+    if report["problems"]:
+        say("The run is refused:")
+        for problem in report["problems"]:
+            say(f"  - {problem}")
+    if report["unknown"]:
+        say(f"Keys that verl {installed('verl')} does not have, left out: {', '.join(report['unknown'])}")
+    for name, keys in unset.items():
+        say(f"The script does not tell {name}: {', '.join(keys)}")
+    if report["paste"]:
+        typer.echo(f"Paste: {' '.join(report['paste'])}")
+
+
+def _trains_otherwise(key: str) -> bool:
+    """Tell whether another value of the key is another training, and not only another place, engine or kernel."""
+    return not key.endswith(_SAME_TRAINING)
