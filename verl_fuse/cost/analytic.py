@@ -123,9 +123,9 @@ class AnalyticCost:
         layers = max(stage_layers(model.layers, layout.pp))
         reading = layers * self.decode_block(model, layout, running, context)
         hop = self._hop(model, layout, running) if layout.pp > 1 else 0.0
-        device = self.engine.decode_step + layout.pp * (reading + self.decode_head(model, layout, running) + hop)
-        host = self.engine.sequence * sequences
-        return np.maximum(device, host) if self.engine.overlap else device + host
+        device = layout.pp * (reading + self.decode_head(model, layout, running) + hop)
+        host = self.engine.decode_step + self.engine.sequence * sequences
+        return self.engine.handover + np.maximum(device, host) if self.engine.overlap else device + host
 
     def verify(
         self, model: Model, layout: Layout, sequences: Numbers, drafted: int, context_tokens: Numbers
