@@ -1,7 +1,7 @@
 """The analytic model against one H200, of which no constant was chosen: passes of vLLM's engine on two days, and the
 generation of a whole step of verl.
 
-The figures are the reports' (ci/gpu/README.md). The update and the log-probs of that step took 1.9 and 2.2 times the
+The figures are the reports' (ci/gpu/README.md). The update and the log-probs of that step took 1.9 and 2.3 times the
 prediction, on cores too slow to keep the device busy.
 """
 
@@ -32,9 +32,12 @@ PASSES = {
     "2026-11-27": {1: 2.411, 8: 2.728, 64: 4.217, 256: 9.585},
 }
 CONTEXT = 114
-# The second step of the arm `stock` of ci/gpu/results/2026-11-27-cuda/whole.json.
-STEP = {GENERATION: 12.075, OLD_LOG_PROB: 4.383, UPDATE_ACTOR: 11.937}
-PROMPTS, SAMPLES, PROMPT, MEAN_RESPONSE, MOST = 32, 8, 200, 616.2, 2048
+# The second steps of ci/gpu/results/2026-11-27-cuda/whole.json: mean length, seconds.
+STEPS = {
+    "stock": (616.2, {GENERATION: 12.075, OLD_LOG_PROB: 4.383, UPDATE_ACTOR: 11.937}),
+    "fast": (582.2, {GENERATION: 10.124}),
+}
+PROMPTS, SAMPLES, PROMPT, MOST = 32, 8, 200, 2048
 
 
 @pytest.fixture
@@ -48,9 +51,11 @@ def test_the_figures_are_the_reports(results: Path):
         (stock,) = (arm for arm in report["result"]["arms"] if arm["arm"] == "stock")
         assert {int(requests): milliseconds for requests, milliseconds in stock["pass"].items()} == passes
     whole = json.loads((results / "2026-11-27-cuda/whole.json").read_text())["result"]
-    stock, sizes = whole["arms"]["stock"], whole["sizes"]
-    assert {stage: round(stock["stages"][1][stage], 3) for stage in STEP} == STEP
-    assert round(stock["metrics"][1]["response_length/mean"], 1) == MEAN_RESPONSE
+    for arm, (mean, seconds) in STEPS.items():
+        found = whole["arms"][arm]
+        assert {stage: round(found["stages"][1][stage], 3) for stage in seconds} == seconds
+        assert round(found["metrics"][1]["response_length/mean"], 1) == mean
+    sizes = whole["sizes"]
     assert (sizes["prompts"], sizes["prompt"], sizes["response"]) == (PROMPTS, PROMPT, MOST)
 
 
@@ -63,17 +68,18 @@ def test_passes_of_an_engine_are_within_a_quarter(day: str):
         assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.25), requests
 
 
-def predicted(floors: EngineFloors) -> dict[str, float]:
-    """Lengths are geometric, as that model's are, in 256 equal parts."""
+def predicted(floors: EngineFloors, arm: str) -> dict[str, float]:
+    """Lengths are geometric, as that model's are, in 256 equal parts; `fast` looks at the rollout more often."""
     chances = [(part + 0.5) / (PROMPTS * SAMPLES) for part in range(PROMPTS * SAMPLES)]
 
     def lengths(end: float) -> list[int]:
         return [min(MOST, 1 + int(math.log(chance) / math.log(1 - end))) for chance in chances]
 
-    low, high = 1 / MOST / 2, 1 / MEAN_RESPONSE
+    mean, _ = STEPS[arm]
+    low, high = 1 / MOST / 2, 1 / mean
     while high - low > 1e-7:
         middle = (low + high) / 2
-        low, high = (middle, high) if np.mean(lengths(middle)) > MEAN_RESPONSE else (low, middle)
+        low, high = (middle, high) if np.mean(lengths(middle)) > mean else (low, middle)
     workload = Workload(
         algorithm="grpo",
         prompts=PROMPTS,
@@ -82,16 +88,22 @@ def predicted(floors: EngineFloors) -> dict[str, float]:
         response=LengthDistribution.of(lengths(high)),
         actor=model_named("qwen2.5-1.5b"),
     )
-    cost, options = AnalyticCost(ONE, floors), SimulationOptions(engine="fsdp", stock_poll=0.0)
-    plan = stock_plan(workload, cost, options)
-    steps = [simulate_step(workload, plan, cost, "stock", np.random.default_rng(seed), options) for seed in range(4)]
-    return {stage: float(np.mean([step.stages[stage] for step in steps])) for stage in STEP}
+    cost, options = AnalyticCost(ONE, floors), SimulationOptions(engine="fsdp")
+    plan, strategy = stock_plan(workload, cost, options), "observe" if arm == "fast" else "stock"
+    steps = [simulate_step(workload, plan, cost, strategy, np.random.default_rng(seed), options) for seed in range(4)]
+    return {stage: float(np.mean([step.stages[stage] for step in steps])) for stage in STEPS["stock"][1]}
 
 
-def test_generation_of_a_step_is_within_a_quarter():
-    found = predicted(VERL)
-    assert found[GENERATION] == pytest.approx(STEP[GENERATION], rel=0.25)
-    assert predicted(FRAMEWORK)[GENERATION] > 1.5 * STEP[GENERATION], "an engine that schedules in turns is another"
-    # Not explained: see above.
-    assert STEP[UPDATE_ACTOR] / found[UPDATE_ACTOR] == pytest.approx(1.9, abs=0.1)
-    assert STEP[OLD_LOG_PROB] / found[OLD_LOG_PROB] == pytest.approx(2.2, abs=0.1)
+@pytest.mark.parametrize("arm", STEPS)
+def test_generation_of_a_step_is_within_a_quarter(arm: str):
+    _, measured = STEPS[arm]
+    found = predicted(VERL, arm)
+    assert found[GENERATION] == pytest.approx(measured[GENERATION], rel=0.25)
+    assert predicted(FRAMEWORK, arm)[GENERATION] > 1.5 * measured[GENERATION], "its engine schedules in turns"
+
+
+def test_what_training_takes_beyond_the_prediction():
+    _, measured = STEPS["stock"]
+    found = predicted(VERL, "stock")
+    assert measured[UPDATE_ACTOR] / found[UPDATE_ACTOR] == pytest.approx(1.9, abs=0.1)
+    assert measured[OLD_LOG_PROB] / found[OLD_LOG_PROB] == pytest.approx(2.3, abs=0.1)

@@ -127,9 +127,10 @@ FRAMEWORK = replace(
     # Small messages of NCCL between two nodes take 40 to 60 microseconds, those of tensor ranks in a node 20.
     remote=4e-5,
 )
-# The same with the engine of verl 0.9.1, vLLM 0.24, which schedules a pass while another computes. Held out: the
-# generation of a GRPO step of 1.5B on one H200 (tests/golden/test_h200.py).
-VERL = replace(FRAMEWORK, name="verl", decode_step=GRAPHS.decode_step, overlap=True)
+# The same with the engine of verl 0.9.1, vLLM 0.24: it schedules a pass while another computes, and texts and answers
+# are made in other processes meanwhile. Held out: the generation of GRPO steps of 1.5B on one H200
+# (tests/golden/test_h200.py).
+VERL = replace(FRAMEWORK, name="verl", decode_step=GRAPHS.decode_step, sequence=GRAPHS.sequence, overlap=True)
 # A kernel launch per operator everywhere, as ReaL's engine of early 2024 ran. decode_block + 2 collectives, and
 # traffic: calibrated on the three bars "actor 8" of ReaL's main figure. How the first splits cannot be told from
 # them and is assumed; eager decoding of 7B models elsewhere takes 0.26 ms (H100) to 1.2 ms (A100, gpt-fast's

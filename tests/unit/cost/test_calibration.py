@@ -46,9 +46,8 @@ def test_floors_are_changed_by_name():
 
 def test_accelerators_have_verl_s_floors_and_cpus_recorded_ones():
     assert floors_of(DEVICES["H20"]) is VERL
-    assert dataclasses.replace(VERL, name="framework", decode_step=FRAMEWORK.decode_step, overlap=False) == FRAMEWORK, (
-        "all but the engine is a framework's"
-    )
+    decoding = {name: getattr(FRAMEWORK, name) for name in ("decode_step", "sequence", "overlap")}
+    assert dataclasses.replace(VERL, name="framework", **decoding) == FRAMEWORK, "all but the engine is a framework's"
     assert floors_of(DEVICES["CPU"]) is GRAPHS
 
 
