@@ -38,6 +38,7 @@ LAYERS = (
     ("verl_fuse.compare",),
     ("verl_fuse.simulate",),
     ("verl_fuse.plan",),
+    ("verl_fuse.tune",),
     ("verl_fuse.reshard",),
     ("verl_fuse.runtime",),
     ("verl_fuse.feature", "verl_fuse.advice"),

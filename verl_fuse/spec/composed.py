@@ -4,7 +4,7 @@ Invariant (tests/unit/spec/test_composed.py): a key that is not there is read as
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from omegaconf import OmegaConf
 
@@ -21,6 +21,11 @@ ACTOR, REFERENCE, ROLLOUT, CRITIC = (
 MODEL = "actor_rollout_ref.model"
 # A model whose config.json has one of these reads images or sound.
 TOWERS = ("vision_config", "audio_config", "thinker_config")
+
+# The block of a role's FSDP engine.
+FSDP_BLOCKS = {ACTOR: "fsdp_config", REFERENCE: "fsdp_config", CRITIC: "fsdp"}
+ULYSSES = "ulysses_sequence_parallel_size"
+_MODEL_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
 Get = Callable[[str], Any]
 # Key: the value that the key needs, and the words about any other value.
@@ -95,3 +100,41 @@ def has_adapters(get: Get) -> bool:
 def has_reference(get: Get) -> bool:
     """Tell whether the run has a reference, by verl's rule (verl.trainer.ppo.utils.need_reference_policy)."""
     return bool(get("algorithm.use_kl_in_reward") or get("actor_rollout_ref.actor.use_kl_loss"))
+
+
+def sequence_ranks(get: Get, role: str) -> int | None:
+    """Return the number of ranks that share a sequence of the role's model; None where this is not known."""
+    strategy = get(f"{role}.strategy")
+    if strategy in ("fsdp", "fsdp2"):
+        # verl copies the key of actor and reference into their engines, not the critic's (verl/workers/config).
+        own = None if role == CRITIC else get(f"{role}.{ULYSSES}")
+        ranks = own if own and own > 1 else get(f"{role}.{FSDP_BLOCKS[role]}.{ULYSSES}")
+    elif strategy == "megatron" and not get(f"{role}.megatron.dynamic_context_parallel"):
+        ranks = get(f"{role}.megatron.context_parallel_size")
+    else:
+        return None
+    return ranks if is_count(ranks) else None
+
+
+def data_parallel_ranks(get: Get, role: str) -> int | None:
+    """Return the data-parallel ranks of the role's engine on the trainer's devices; None where this is not known."""
+    world, each = product(get, "trainer", ("nnodes", "n_gpus_per_node")), sequence_ranks(get, role)
+    if each is not None and get(f"{role}.strategy") == "megatron":
+        each = product(get, f"{role}.megatron", _MODEL_PARALLEL)
+    return world // each if world and each and world % each == 0 else None
+
+
+def product(get: Get, block: str, names: tuple[str, ...]) -> int | None:
+    """Return the product of these keys; None unless all of them are whole numbers >= 1."""
+    found = 1
+    for name in names:
+        value = get(f"{block}.{name}")
+        if not is_count(value):
+            return None
+        found *= value
+    return found
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Tell whether a value is a whole number >= 1."""
+    return isinstance(value, int) and value >= 1
