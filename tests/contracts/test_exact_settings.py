@@ -11,7 +11,8 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.host.start.compat.source import SourceTree
-from verl_fuse.tune.candidates import _is_there, _keys, not_tried
+from verl_fuse.spec.composed import has_key
+from verl_fuse.tune.candidates import leaves, not_tried
 from verl_fuse.tune.outside import OUTSIDE, outside
 from verl_fuse.tune.setting import Reader, Setting
 from verl_fuse.tune.table import BY_KEY, TABLE
@@ -96,7 +97,7 @@ def composed() -> dict[str, DictConfig]:
 @pytest.fixture(scope="module")
 def keys(composed) -> dict[str, list[str]]:
     """All keys of verl's configuration, by model engine."""
-    return {engine: list(_keys(config)) for engine, config in composed.items()}
+    return {engine: list(leaves(config)) for engine, config in composed.items()}
 
 
 def of_engine(setting: Setting, engine: str) -> bool:
@@ -127,7 +128,7 @@ def test_every_key_is_in_verls_configuration_with_its_default(engine: str, compo
     config = composed[engine]
     settings = [setting for setting in TABLE if of_engine(setting, engine) and not setting.added]
     assert len(settings) > 40
-    assert [setting.key for setting in settings if not _is_there(config, setting.key)] == []
+    assert [setting.key for setting in settings if not has_key(config, setting.key)] == []
     assert {setting.key: OmegaConf.select(config, setting.key) for setting in settings} == {
         setting.key: setting.default for setting in settings
     }
@@ -138,13 +139,13 @@ def test_what_is_set_with_a_key_is_in_verls_configuration_too(engine: str, compo
     config = composed[engine]
     for setting in (setting for setting in TABLE if of_engine(setting, engine)):
         for key in (*setting.together, *(key for keys in setting.sets.values() for key in keys), *setting.needs):
-            assert _is_there(config, key) or key in BY_KEY, (setting.key, key)
+            assert has_key(config, key) or key in BY_KEY, (setting.key, key)
 
 
 def test_added_keys_have_their_default_in_verls_code(tree: SourceTree, composed):
     assert {setting.key for setting in TABLE if setting.added} == set(ADDED)
     for key, target in ADDED.items():
-        assert not any(_is_there(config, key) for config in composed.values())
+        assert not any(has_key(config, key) for config in composed.values())
         text = ast.unparse(tree.find(target).node)
         name, default = key.rpartition(".")[2], BY_KEY[key].default
         assert f"{name}: int = {default}" in text or f".setdefault({name!r}, {default!r})" in text

@@ -94,7 +94,7 @@ def assert_verls(records: dict[int, dict[str, Any]]) -> None:
     for step, record in records.items():
         for found in record["differences"]:
             # Relative to gradients whose terms cancel: advantages of a group have no sum. Responses are drawn, and with
-            # them how much of the terms is left. A sample too few changes a hundredth.
+            # them how much of the terms is left.
             assert max(found.values()) < 1e-4, (step, found)
         for key in ("actor/pg_loss", "actor/grad_norm", "actor/ppo_kl", "actor/pg_clipfrac", "actor/loss", "actor/lr"):
             assert record["ours"][key] == pytest.approx(record["stock"][key], rel=1e-4, abs=1e-6), (step, key)

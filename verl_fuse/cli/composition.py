@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.recipes import CONFIG, Recipe
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import nearest, quoted
+from verl_fuse.spec.composed import has_key
 
 PACKAGE = "pkg://"
 OWN_GROUPS = f"{PACKAGE}verl_fuse.host.config"
@@ -110,7 +111,7 @@ def _refused(config: DictConfig, override: str) -> str | None:
     parsed, key = OverridesParser.create().parse_override(override), key_of(override)
     if parsed.is_sweep_override():
         return "several values are a sweep, which verl does not run; a list is written [a,b]"
-    if override.startswith(key) and not _is_there(config, key):
+    if override.startswith(key) and not has_key(config, key):
         # Hydra would leave an empty block where it begins to look for the key.
         return f"{_NO_SUCH_KEY}{key}"
     try:
@@ -118,13 +119,6 @@ def _refused(config: DictConfig, override: str) -> str | None:
     except (HydraException, OmegaConfBaseException) as error:
         return _one_line(error)
     return None
-
-
-def _is_there(config: DictConfig, key: str) -> bool:
-    parent, _, name = key.rpartition(".")
-    block = OmegaConf.select(config, parent, default=None) if parent else config
-    # A value that verl leaves to the user (???) is a key all the same.
-    return isinstance(block, ListConfig) or (isinstance(block, DictConfig) and name in block.keys())  # noqa: SIM118
 
 
 def _composed(source: Source, overrides: Sequence[str]) -> DictConfig:

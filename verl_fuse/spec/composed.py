@@ -6,7 +6,7 @@ Invariant (tests/unit/spec/test_composed.py): a key that is not there is read as
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_fuse.spec.block import written
 from verl_fuse.spec.step import Refusal
@@ -35,6 +35,14 @@ Needs = Mapping[str, tuple[Any, str]]
 def getter(config: Mapping[str, Any]) -> Get:
     """Return a function that returns a value by dotted key; None where there is no such key."""
     return lambda key: OmegaConf.select(config, key, default=None)  # type: ignore[arg-type]
+
+
+def has_key(config: DictConfig, key: str) -> bool:
+    """Tell whether there is such a dotted key, whatever its value: a value that verl leaves to the user (???) is one,
+    and so is an item of a list."""
+    parent, _, name = key.rpartition(".")
+    block = OmegaConf.select(config, parent, default=None) if parent else config
+    return isinstance(block, ListConfig) or (isinstance(block, DictConfig) and name in block.keys())  # noqa: SIM118
 
 
 def required(get: Get, needs: Needs) -> Iterator[Refusal]:

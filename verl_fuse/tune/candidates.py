@@ -21,6 +21,7 @@ from verl_fuse.spec.composed import (
     getter,
     has_adapters,
     has_critic,
+    has_key,
     has_reference,
     is_legacy,
     on_accelerators,
@@ -72,8 +73,8 @@ def not_tried(key: str, config: Config, *, experts: bool = False) -> str | None:
         return _idle(config, BY_KEY[key], experts)
     if leader := next((setting.key for setting in TABLE if key in setting.together), None):
         return f"it is set with {leader}"
-    if not _is_there(config, key):
-        return f"there is no such key{nearest(key, (*BY_KEY, *_keys(config)))}"
+    if not has_key(config, key):
+        return f"there is no such key{nearest(key, (*BY_KEY, *leaves(config)))}"
     return outside(key) or "not in the table: nobody has shown that other values train the same"
 
 
@@ -83,7 +84,7 @@ def _composed(config: Config) -> DictConfig:
 
 def _candidate(config: DictConfig, get: Get, setting: Setting) -> Candidate:
     named = {setting.key, *setting.together, *(key for keys in setting.sets.values() for key in keys)}
-    present = frozenset(key for key in named if _is_there(config, key))
+    present = frozenset(key for key in named if has_key(config, key))
     return Candidate(setting, _current(get, setting), _values(get, setting), present)
 
 
@@ -133,17 +134,11 @@ def _values(get: Get, setting: Setting) -> tuple[Value, ...]:
     return setting.values.tried(get, setting.key) if isinstance(setting.values, Rule) else setting.values
 
 
-def _is_there(config: DictConfig, key: str) -> bool:
-    parent, _, name = key.rpartition(".")
-    block = OmegaConf.select(config, parent) if parent else config
-    return isinstance(block, DictConfig) and name in block.keys()  # noqa: SIM118
-
-
-def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+def leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
     """Yield every dotted key of the configuration that is no block, or an empty one."""
     for name in config:
         node = config._get_node(name)
         if isinstance(node, DictConfig) and not node._is_none() and node:
-            yield from _keys(node, f"{prefix}{name}.")
+            yield from leaves(node, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"

@@ -79,8 +79,12 @@ def _requests(get: Get, key: str) -> tuple[Value, ...]:
 
 
 def _pass_tokens(get: Get, key: str) -> tuple[Value, ...]:
-    requests = get(f"{ROLLOUT}.max_num_seqs") or 1
-    return tuple(tokens for tokens in _powers(*_TOKENS) if tokens >= requests)
+    """Return tokens of a pass; verl raises fewer than the longest sequence where prompts are not computed in parts."""
+    least = get(f"{ROLLOUT}.max_num_seqs") or 1
+    if get(f"{ROLLOUT}.enable_chunked_prefill") is False:
+        limits = get("data.max_prompt_length") or 0, get("data.max_response_length") or 0
+        least = max(least, get(f"{ROLLOUT}.max_model_len") or sum(limits))
+    return tuple(tokens for tokens in _powers(*_TOKENS) if tokens >= least)
 
 
 def _replica(get: Get, key: str) -> tuple[Value, ...]:
@@ -168,7 +172,9 @@ def _captured(get: Get, key: str) -> tuple[Value, ...]:
 BUDGET = Rule("tokens, at least the longest prompt and response by the ranks that share a sequence", _budgets)
 MICRO_BATCH = Rule("divisors of a rank's rows", _micro_batches)
 REQUESTS = Rule("powers of two up to a replica's requests, at most the tokens of a pass", _requests)
-PASS_TOKENS = Rule("powers of two from 2048 to 65536, at least the requests", _pass_tokens)
+PASS_TOKENS = Rule(
+    "powers of two from 2048 to 65536, at least the requests, and a sequence without chunked prefill", _pass_tokens
+)
 REPLICA = Rule("powers of two that divide a node, and with the replica's other size all devices", _replica)
 REPLICA_EXPERTS = Rule("1, or all devices of a replica", _experts_of_replica)
 SHARDS = Rule("-1 (all devices) or a divisor of them", _divisors)

@@ -56,6 +56,16 @@ def test_requests_go_up_to_all_of_a_replica_within_the_tokens_of_a_pass():
     assert tried(f"{ROLLOUT}.max_num_batched_tokens", {f"{ROLLOUT}.max_num_seqs": 4096})[0] == 4096
 
 
+@pytest.mark.parametrize(("longest", "least"), [(None, 2048), (4096, 4096), (4097, 8192)])
+def test_a_pass_holds_a_sequence_where_prompts_are_computed_whole(longest: int | None, least: int):
+    key, changes = f"{ROLLOUT}.max_num_batched_tokens", {f"{ROLLOUT}.max_model_len": longest}
+    assert tried(key, changes | {f"{ROLLOUT}.enable_chunked_prefill": False})[0] == least
+    assert tried(key, changes | {f"{ROLLOUT}.enable_chunked_prefill": True})[0] == 2048
+    # 2100 tokens of prompt and response.
+    long = {"data.max_response_length": 2000, f"{ROLLOUT}.enable_chunked_prefill": False}
+    assert tried(key, long)[0] == 4096
+
+
 def test_replicas_divide_nodes_and_devices():
     assert tried(f"{ROLLOUT}.tensor_model_parallel_size") == (1, 2, 4)
     assert tried(f"{ROLLOUT}.tensor_model_parallel_size", {f"{ROLLOUT}.data_parallel_size": 4}) == (1, 2)
