@@ -27,7 +27,8 @@ KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}
 @dataclass(frozen=True)
 class Arm:
     """How three steps are trained: by stock verl (`lean` is None) or leanly, with logits of all tokens or of
-    `responses` alone, in verl's order of rows or balanced within mini-batches (`balance`); `fault` is planted. `temperature`: of the whole batch; None: 1.0 for each row."""
+    `responses` alone, in verl's order of rows or balanced within mini-batches (`balance`); `fault` is planted.
+    `temperature`: of the whole batch; None: 1.0 for each row."""
 
     lean: dict[str, Any] | None = None
     responses: bool = False
