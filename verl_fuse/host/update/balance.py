@@ -146,7 +146,7 @@ class BalancedUpdates(TrainerPart):
     def method(self, stage: StepStage, stock: StageMethod) -> StageMethod:
         """Return verl's update on rows that are placed anew."""
         model = _TRAINED.get(stage)
-        return partial(self._update, model, stock) if model in self._models else stock
+        return partial(self._update, model, stock) if model and model in self._models else stock
 
     def _update(self, model: Model, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         cut, work = cut_of(self._trainer, model), work_of(batch)
