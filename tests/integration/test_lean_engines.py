@@ -238,6 +238,20 @@ def test_parameters_left_gathered_by_the_pass_for_metrics_would_show(
             assert_same(found, "wrong")
 
 
+@pytest.mark.parametrize("engine", ["fsdp2"], indirect=True)
+def test_computed_and_known_log_probs_share_a_micro_batch_in_bfloat16(ranks: Ranks, folder: Path, engine: str):
+    stock = Arm(own=True)
+    arms = {
+        "skip": replace(stock, lean=SKIP),
+        "both": replace(stock, lean=SKIP | OWN),
+        "computed": replace(stock, lean=SKIP | OWN | COMPUTED),
+    }
+    for found in differences(ranks, folder, f"{engine} bf16", stock, **splits(stock), **arms):
+        assert_same(found, *arms)
+        for name in ("skip", "both"):
+            assert found[name].get("metrics", 0.0) <= TIMES * gap(found).get("metrics", 0.0), found
+
+
 def test_old_log_probs_of_the_update_beside_penalties(ranks: Ranks, folder: Path, engine: str):
     stock = Arm(own=True, actor=KL | {"entropy_coeff": 0.01, "calculate_entropy": True})
     for found in differences(ranks, folder, engine, stock, own=replace(stock, lean=OWN)):
