@@ -258,7 +258,7 @@ def test_drawn_mini_batches_unlock_balance_where_they_are_not():
 def test_balance_asks_for_its_losses_and_for_how_verl_cuts():
     asked = PLUGIN.fuse_contracts(config=composed(BALANCE))
     targets = {one.target.rpartition(":")[2] for one in asked if isinstance(one, Function)}
-    assert {"calculate_workload", "prepare_micro_batches", "make_iterator", "compute_policy_loss_vanilla"} <= targets
+    assert {"calculate_workload", "make_iterator", "compute_policy_loss_vanilla"} <= targets
     assert set(asked) < set(PLUGIN.fuse_contracts(config=None))
 
 
