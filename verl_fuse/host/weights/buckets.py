@@ -23,7 +23,6 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from verl.utils.device import get_device_name
 from verl.utils.fsdp_utils import fsdp_version, get_fsdp_full_state_dict
 
 from verl_fuse.errors import FuseError
@@ -49,7 +48,8 @@ def export_parameters(engine: Any, frozen: Collection[str] = ()) -> Iterator[lis
     if fsdp_version(module) == 1:
         with engine.eval_mode():
             # On a CPU, FSDP1 takes what it gathered for a copy in the host's memory, and frees it.
-            state: Any = get_fsdp_full_state_dict(module, offload_to_cpu=get_device_name() != "cpu")
+            on_device = next(module.parameters()).device.type != "cpu"
+            state: Any = get_fsdp_full_state_dict(module, offload_to_cpu=on_device)
         leaves = torch.distributed.get_rank() == 0
         shards = (Shard(name, (0,) * tensor.dim(), tensor) for name, tensor in state.items() if leaves)
     else:
