@@ -72,11 +72,20 @@ class Trainer(Protocol):
         faster than one model after the other). `timeout`: seconds a rank may wait within an update."""
 
     def use_lean_update(
-        self, skip_zero_gradient: bool, skip_old_log_prob: bool, metrics: Literal["stock", "computed"]
+        self,
+        skip_zero_gradient: bool,
+        skip_old_log_prob: bool,
+        metrics: Literal["stock", "computed"],
+        balance: bool = False,
     ) -> None:
         """Leave samples all advantages of which are 0 out of the actor's update, which computes its old log-probs
-        itself. `metrics` are those of all samples ("stock") or of those that are computed. `fuse_worker_class` must
-        have returned the workers of such an update."""
+        itself. `metrics` are those of all samples ("stock") or of those that are computed. `balance`: like
+        `use_balanced_updates` in steps that leave no sample out, too. `fuse_worker_class` must have returned the
+        workers of such an update."""
+
+    def use_balanced_updates(self, models: Sequence[Literal["actor", "critic"]]) -> None:
+        """Balance the updates of these models over the data-parallel ranks within each mini-batch, whose samples stay
+        verl's."""
 
     def use_own_values(self) -> None:
         """Update the critic where verl computes values: the update's own forward pass computes them.

@@ -29,6 +29,7 @@ import numpy as np
 
 from ci.bench.support.regret import WEIGHTS, Taken, judged
 from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.calibration import FRAMEWORK
 from verl_fuse.simulate.calls import freed_inference
 from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.elastic import ElasticResult as Run
@@ -116,7 +117,7 @@ class Setup:
 
 def make_setup(name: str, response: str | None) -> Setup:
     data, assumed = dict(GAINS["setup"][name]), GAINS["assumed"]
-    cost = AnalyticCost(cluster_named(data.pop("device"), nodes=data.pop("nodes")))
+    cost = AnalyticCost(cluster_named(data.pop("device"), nodes=data.pop("nodes")), FRAMEWORK)
     lengths = {"prompt": assumed["prompt"], "response": response or assumed["response"]}
     workload = Workload.from_dict({"algorithm": "grpo", **data, "reference": data["actor"], **lengths})
     # Room for all samples of a replica, as in the published set-up: verl's default of 256 would make some wait.

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.profiled import cost_model
 from verl_fuse.plan.planner import best_plan, full_space, move_seconds
 from verl_fuse.plan.search import compile_kernels
 from verl_fuse.spec.cluster import cluster_named
@@ -67,7 +67,7 @@ def row(name: str) -> dict:
 
 def search(model: str, nodes: int, prompts: int, limit: float):
     """Search, and return the result with the seconds that costing the options took; the limit holds for both."""
-    step, cost = workload(model, prompts), AnalyticCost(cluster_named("h100", nodes))
+    step, cost = workload(model, prompts), cost_model(cluster_named("h100", nodes))
     begun = time.perf_counter()
     space = full_space(step, cost)
     costing = time.perf_counter() - begun

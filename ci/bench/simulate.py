@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.profiled import cost_model
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_timing
 from verl_fuse.simulate.rollout import Requests
@@ -59,7 +59,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def thousand_steps(steps: int) -> dict[str, float]:
     """Return the seconds of `steps` steps on 32 replicas of 4 devices, by strategy."""
-    step, cost, options = workload("llama-13b"), AnalyticCost(cluster_named("h100", nodes=16)), SimulationOptions()
+    step, cost, options = workload("llama-13b"), cost_model(cluster_named("h100", nodes=16)), SimulationOptions()
     plan = stock_plan(step, cost, options)
     rollout = CallPlan("actor_generate", Mesh(0, 128), Layout(tp=4, dp=32))
     plan = type(plan)((rollout, *plan.calls[1:]))
@@ -76,7 +76,7 @@ def thousand_steps(steps: int) -> dict[str, float]:
 
 def threshold_decision() -> float:
     """Return the milliseconds of a decision on two draws of 4096 samples on 64 replicas, the best of six."""
-    cost, step = AnalyticCost(cluster_named("h100", nodes=32)), workload("llama-13b", 4096, 2048)
+    cost, step = cost_model(cluster_named("h100", nodes=32)), workload("llama-13b", 4096, 2048)
     timing = replica_timing(
         step, CallPlan("actor_generate", Mesh(0, 256), Layout(tp=4, dp=64)), cost, SimulationOptions()
     )
@@ -94,7 +94,7 @@ def scaling() -> list[dict]:
     for devices, actor in SCALING:
         step, cost, options = (
             workload(actor),
-            AnalyticCost(cluster_named("h100", nodes=devices // 8)),
+            cost_model(cluster_named("h100", nodes=devices // 8)),
             SimulationOptions(),
         )
         placing = seconds(lambda: stock_plan(step, cost, options))  # noqa: B023

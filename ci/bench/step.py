@@ -1,7 +1,8 @@
 """Compare whole steps of stock verl with all features of verl-fuse that pay: actor, and critic, trained; FSDP2 on two
 ranks, two vLLM replicas.
 
-- grpo: without KL, 8 samples a prompt; ppo: critic, KL in the reward. The task is Euclid's
+- grpo: without KL, 8 samples a prompt; ppo: critic, KL in the reward; common: what most public scripts run, GRPO on
+  FSDP1 with a KL loss and 4 mini-batches, 8 samples a prompt, with the preset as its last rung. The task is Euclid's
   (plugins/verl_fuse_cpu/task), its model trained before, at temperature 1: lengths and rewards come from the model.
 - stock is verl's own trainer, which looks at the rollout at verl-fuse's pace. The ladder adds one feature after the
   other to verl-fuse's trainer, the ablation leaves one feature out.
@@ -116,6 +117,20 @@ CASES = {
             "skip_zero_gradient": ("fuse.update.skip_zero_gradient=true", COMPUTED),
             "skip_old_log_prob": ("fuse.update.skip_old_log_prob=true", COMPUTED),
             "speculation": ("fuse.speculation.enabled=true",),
+        },
+    ),
+    "common": Case(
+        "grpo-cpu",
+        (
+            "actor_rollout_ref.rollout.n=8",
+            "actor_rollout_ref.actor.strategy=fsdp",
+            "actor_rollout_ref.actor.use_kl_loss=true",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // 4}",
+        ),
+        {
+            "balance": ("fuse.update.balance=true",),
+            "response_logits": ("fuse.update.response_logits=true",),
+            "preset": ("fuse.preset=fast",),
         },
     ),
     "ppo": Case(

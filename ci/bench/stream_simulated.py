@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.compare import estimate
 from verl_fuse.simulate.copies import why_not
@@ -58,9 +59,7 @@ def placed(plan: Plan, size: int) -> Plan:
     return replace(plan, calls=(generate, *plan.calls[1:]))
 
 
-def fitting(
-    workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions
-) -> Iterator[tuple[int, Plan]]:
+def fitting(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> Iterator[tuple[int, Plan]]:
     """Yield sizes of a replica that hold a copy of the actor, with their plans."""
     for size in (1, 2, 4, 8):
         found = placed(plan, size)
@@ -76,7 +75,7 @@ def fitting(
 def row(model: str, nodes: int, prompts: int, sigma: float, correlation: float, seeds: int) -> dict[str, Any]:
     """Return the ratios of one setting, for the size of a replica with which the stream is fastest."""
     workload, options = workload_of(model, prompts, sigma), SimulationOptions(predictability=correlation)
-    cost = AnalyticCost(cluster_named("h100", nodes=nodes))
+    cost = cost_model(cluster_named("h100", nodes=nodes))
     plan = stock_plan(workload, cost, options)
 
     def steps(strategy: str, at: Plan) -> list[StepResult]:

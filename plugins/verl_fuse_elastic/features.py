@@ -42,9 +42,7 @@ FEATURES = (
         {"elastic.enabled": True},
         presets={"safe": {}, "fast": {}},
         idle=_one_sample,
-        fits=Fits(
-            "routing, elastic replicas", "several samples a prompt", "any", "vLLM", "2 replicas; 3 nodes on one host"
-        ),
+        fits=Fits("routing, elastic replicas", "several samples a prompt", "any", "vLLM", "3 nodes on one host"),
     ),
     Feature(
         "elastic",

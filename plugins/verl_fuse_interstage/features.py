@@ -62,7 +62,7 @@ FEATURES = (
             "PPO; GRPO with reference or old log-probs",
             "FSDP, FSDP2, Megatron",
             "vLLM, several replicas",
-            "replicas of one device, on Megatron of two",
+            "replicas of one or two devices",
         ),
     ),
 )

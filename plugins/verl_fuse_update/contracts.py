@@ -20,7 +20,7 @@ from verl_fuse.host.upstream.targets import (
 from verl_fuse.spec.composed import ACTOR, Get
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
 from verl_fuse_update.losses import ANY_LOSSES, CORE_ALGORITHMS
-from verl_fuse_update.refusals import CRITIC_VALUES, RESPONSES, STREAM, switched_on, torch_without_streams
+from verl_fuse_update.refusals import BALANCE, CRITIC_VALUES, RESPONSES, STREAM, switched_on, torch_without_streams
 
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
 _HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
@@ -175,6 +175,23 @@ VALUES_CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(CRITIC_YAML, "ppo_epochs", object),
     ConfigKey(CRITIC_YAML, "shuffle", object),
 )
+# Rows that change ranks within their mini-batch rest on these contracts: how verl counts work, and how a rank cuts its
+# rows.
+BALANCE_CONTRACTS: tuple[Contract, ...] = (
+    Function(
+        "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions",
+        "(seqlen_list, k_partitions, equal_size)",
+        "d1884e325704f03e",
+    ),
+    Function("verl.utils.seqlen_balancing:calculate_workload", "(seqlen_list)", "62b076431d90daf9"),
+    ConfigKey(ACTOR_YAML, "ppo_mini_batch_size", int),
+    ConfigKey(ACTOR_YAML, "ppo_micro_batch_size_per_gpu", object),
+    ConfigKey(ACTOR_YAML, "use_dynamic_bsz", object),
+    ConfigKey(ACTOR_YAML, "shuffle", bool),
+    ConfigKey(MODEL_YAML, "use_remove_padding", object),
+    ConfigKey(CRITIC_YAML, "ppo_mini_batch_size", object),
+    ConfigKey(CRITIC_YAML, "shuffle", object),
+)
 _LM_ENGINE = "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead"
 # Logits of responses alone rest on these contracts: how verl's engine calls a model and reads its logits, and what cuts
 # the log-probs of responses out of those of whole rows.
@@ -260,16 +277,18 @@ def contracts(get: Get | None) -> Sequence[Contract]:
     """Return the contracts of a run (None: of any run that this torch can do), with the loss that it trains by."""
     values = VALUES_CONTRACTS if get is None or get(CRITIC_VALUES) else ()
     responses = RESPONSES_CONTRACTS if get is None or get(RESPONSES) else ()
-    if get is not None and not switched_on(get):
-        return (*(_SHARED if values else ()), *values, *responses)
+    balance = BALANCE_CONTRACTS if get is None or get(BALANCE) else ()
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()
+    losses = [_loss(*ANY_LOSSES[name]) for name in sorted(names)]
+    if get is not None and not switched_on(get):
+        shared = _SHARED if values or balance else ()
+        return (*shared, *values, *responses, *balance, *(losses if balance else ()))
     streamed: Sequence[Contract] = ()
     if (get is None and not torch_without_streams()) or (get is not None and get(STREAM)):
         wanted = [one for name, one in ESTIMATORS.items() if get is None or name == get("algorithm.adv_estimator")]
         streamed = (*STREAM_CONTRACTS, *wanted)
-    losses = (_loss(*ANY_LOSSES[name]) for name in sorted(names))
     # Some are of several features.
-    return tuple(dict.fromkeys((*_SHARED, *CONTRACTS, *values, *responses, *streamed, *losses)))
+    return tuple(dict.fromkeys((*_SHARED, *CONTRACTS, *values, *responses, *balance, *streamed, *losses)))
 
 
 def _loss(function: str, fingerprint: str) -> Contract:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from verl_fuse.feature import Feature, Fits, PresetName
-from verl_fuse.spec.composed import Get, has_critic, no_critic
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, Get, has_critic, no_critic
 from verl_fuse.spec.timeline import (
     DEFER_CRITIC,
     FUSED_UPDATE,
@@ -23,6 +23,22 @@ _COMPUTED: Mapping[PresetName, Mapping[str, Any]] = {"safe": {}, "fast": {"updat
 
 def _with_a_critic(get: Get) -> str | None:
     return "a critic's advantages are hardly ever 0" if has_critic(get) else None
+
+
+def _balanced_anyway(get: Get) -> str | None:
+    if not get(f"{ACTOR}.use_dynamic_bsz") and not get(f"{MODEL}.use_remove_padding"):
+        # Rows of the same length share a micro-batch, which saves padding on any number of ranks.
+        return None
+    if (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1) == 1:
+        return "there is one rank"
+    blocks = [ACTOR, *([CRITIC] if has_critic(get) else [])]
+    if get(f"{ACTOR}.use_dynamic_bsz") and all(_one_mini_batch(get, block) for block in blocks):
+        return "verl balances the one mini-batch of a step over ranks itself"
+    return None
+
+
+def _one_mini_batch(get: Get, block: str) -> bool:
+    return get(f"{block}.ppo_mini_batch_size") == get("data.train_batch_size")
 
 
 def _zero_gradient(run: "Recording") -> "Saving":
@@ -120,6 +136,13 @@ FEATURES = (
         measured=1.07,
         strategy="values",
         saving=_values,
+    ),
+    Feature(
+        "balance",
+        {"update.balance": True},
+        presets={"safe": {}, "fast": {}},
+        idle=_balanced_anyway,
+        fits=Fits("balanced mini-batches", "any", "FSDP, FSDP2, Megatron", "any", "2 ranks"),
     ),
     Feature(
         "response_logits",

@@ -14,7 +14,17 @@ from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.contracts import contracts
 from verl_fuse_update.features import FEATURES
 from verl_fuse_update.memory import does_not_fit, stream_cost
-from verl_fuse_update.refusals import CRITIC_VALUES, OWN, RESPONSES, SKIP, STREAM, is_token_mean, refusals, switched_on
+from verl_fuse_update.refusals import (
+    CRITIC_VALUES,
+    OWN,
+    RESPONSES,
+    SKIP,
+    STREAM,
+    balanced_models,
+    is_token_mean,
+    refusals,
+    switched_on,
+)
 from verl_fuse_update.streaming import CallSize, call_size, next_groups
 
 logger = logging.getLogger(__name__)
@@ -78,8 +88,13 @@ class UpdatePlugin:
             trainer.use_streamed_update(bool(block.skip_zero_gradient), block.metrics or "stock", is_token_mean(get))
         elif block.skip_zero_gradient or block.skip_old_log_prob:
             trainer.use_lean_update(
-                bool(block.skip_zero_gradient), bool(block.skip_old_log_prob), block.metrics or "stock"
+                bool(block.skip_zero_gradient),
+                bool(block.skip_old_log_prob),
+                block.metrics or "stock",
+                bool(block.balance),
             )
+        if block.balance:
+            trainer.use_balanced_updates(balanced_models(getter(trainer.config)))
 
     def _require_memory(self, trainer: Trainer) -> None:
         ranks = trainer.training_memory()["actor"]

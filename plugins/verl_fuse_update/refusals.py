@@ -6,15 +6,27 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, TOWERS, Get, off_beside, required, required_if_set
+from verl_fuse.spec.composed import (
+    ACTOR,
+    CRITIC,
+    MODEL,
+    ROLLOUT,
+    TOWERS,
+    Get,
+    has_critic,
+    off_beside,
+    required,
+    required_if_set,
+)
 from verl_fuse.spec.files import load_json
 from verl_fuse.spec.step import Refusal
-from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
+from verl_fuse_update.losses import ANY_LOSSES, BALANCED_LOSSES, ROW_LOSSES
 
 SKIP, OWN, STREAM = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob", "fuse.update.stream"
+BALANCE = "fuse.update.balance"
 CRITIC_VALUES, RESPONSES = "fuse.update.skip_values", "fuse.update.response_logits"
 CORRECTION = "algorithm.rollout_correction"
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
@@ -116,6 +128,20 @@ _OFF_WITH_VALUES: dict[str, tuple[Any, str]] = {
 _OFF_WITH_VALUES_IN = _off_in_engines(CRITIC, f"{CRITIC}.fsdp")
 
 
+# These settings must be off where rows change ranks and micro-batches: what they compute is of a micro-batch's rows
+# together, or was not run.
+_OFF_WITH_BALANCE: dict[str, Any] = {
+    "fuse.pipeline.enabled": False,
+    "distillation.enabled": False,
+    f"{CORRECTION}.rollout_is_batch_normalize": False,
+}
+_OFF_WITH_BALANCE_IN = {
+    "megatron": {
+        key: value for key, value in _OFF_FOR_IN["megatron"][SKIP].items() if not key.endswith("context_parallel_size")
+    }
+}
+
+
 # These settings must be off where logits are of responses alone: each with its value then, and the reason.
 _OFF_WITH_RESPONSES: dict[str, tuple[Any, str]] = {
     "distillation.enabled": (False, "false: its losses read logits themselves"),
@@ -165,8 +191,8 @@ def refusals(get: Get) -> Iterator[Refusal]:
             yield Refusal(
                 loss, get(loss), f"{switch}=true needs a loss that was read for it: {', '.join(_LOSSES[switch])}"
             )
-    if get(SKIP) or get(STREAM):
-        yield from _denominators(get)
+    if switch := next((switch for switch in (SKIP, STREAM, BALANCE) if get(switch)), None):
+        yield from _denominators(get, switch)
     if get(OWN):
         yield from _one_mini_batch(get)
     if get(STREAM):
@@ -175,6 +201,34 @@ def refusals(get: Get) -> Iterator[Refusal]:
         yield from _own_values(get)
     if get(RESPONSES):
         yield from _response_logits(get)
+    if get(BALANCE):
+        yield from _balanced(get)
+
+
+def balanced_models(get: Get) -> list[Literal["actor", "critic"]]:
+    """Return the models whose updates are balanced by themselves: an update that leaves samples out is balanced with
+    them, and one mini-batch of each step with values of its own needs nothing."""
+    actor = [] if switched_on(get) else ["actor"]
+    return [*actor, *(["critic"] if has_critic(get) and not get(CRITIC_VALUES) else [])]  # type: ignore[list-item]
+
+
+def _balanced(get: Get) -> Iterator[Refusal]:
+    on = f"{BALANCE}=true"
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
+    blocks = [(ACTOR, f"{ACTOR}.fsdp_config", MODEL)]
+    blocks += [(CRITIC, f"{CRITIC}.fsdp", f"{CRITIC}.model")] if has_critic(get) else []
+    for block, fsdp, model in blocks:
+        off, engine = _off_in_engines(block, fsdp), get(f"{block}.strategy")
+        if engine not in off:
+            yield Refusal(f"{block}.strategy", engine, f"{on} needs {', '.join(off)}")
+        yield from off_beside(get, on, _off_in_model(model) | off.get(engine, {}))
+        if get(f"{block}.shuffle"):
+            key, why = f"{block}.shuffle", f"{on} needs false: each rank draws mini-batches of its own"
+            yield Refusal(key, True, why, {key: False})
+    yield from off_beside(get, on, _OFF_WITH_BALANCE | _OFF_WITH_BALANCE_IN.get(get(f"{ACTOR}.strategy"), {}))
+    loss = f"{ACTOR}.policy_loss.loss_mode"
+    if (get(loss) or "vanilla") not in BALANCED_LOSSES:
+        yield Refusal(loss, get(loss), f"{on} needs a loss that was read for it: {', '.join(BALANCED_LOSSES)}")
 
 
 def _response_logits(get: Get) -> Iterator[Refusal]:
@@ -306,10 +360,10 @@ def _released(get: Get, on: str) -> Iterator[Refusal]:
         yield Refusal(key, get(key), f"{on} needs true: a colocated reward model scores after generation")
 
 
-def _denominators(get: Get) -> Iterator[Refusal]:
+def _denominators(get: Get, switch: str) -> Iterator[Refusal]:
     if get(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" and get(f"{ACTOR}.loss_scale_factor") is None:
         allowed = (
-            f"{SKIP if get(SKIP) else STREAM}=true needs a number with loss_agg_mode=seq-mean-token-sum-norm: without "
+            f"{switch}=true needs a number with loss_agg_mode=seq-mean-token-sum-norm: without "
             "it a micro-batch is divided by its longest response"
         )
         yield Refusal(f"{ACTOR}.loss_scale_factor", None, allowed)

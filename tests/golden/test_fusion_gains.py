@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.calibration import FRAMEWORK
 from verl_fuse.simulate.compare import StrategyResult, compare
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.spec.cluster import cluster_named
@@ -26,7 +27,7 @@ SEEDS = 4
 def rows(
     data: dict, cluster: tuple[str, int], strategies: list[str], options: SimulationOptions
 ) -> dict[str, StrategyResult]:
-    cost = AnalyticCost(cluster_named(cluster[0], nodes=cluster[1]))
+    cost = AnalyticCost(cluster_named(cluster[0], nodes=cluster[1]), FRAMEWORK)
     found = compare(Workload.from_dict(data), cost, strategies, SEEDS, None, options)
     return {row.strategy: row for row in found}
 

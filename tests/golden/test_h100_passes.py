@@ -19,12 +19,23 @@ MODEL, ONE = model_named("qwen2.5-1.5b"), dataclasses.replace(cluster_named("h10
 CONTEXT = 114
 
 
-@pytest.mark.parametrize("mode", ["overlapped", "sequential"])
-def test_decode_passes(mode: str):
+@pytest.mark.parametrize(("mode", "error"), [("overlapped", 0.27), ("sequential", 0.08)])
+def test_decode_passes(mode: str, error: float):
+    """256 sequences took 5.7 ms when they were timed, and 6.9 and 10.1 when their prompts were repeated."""
     cost = AnalyticCost(ONE, dataclasses.replace(GRAPHS, overlap=mode == "overlapped"))
     for sequences, milliseconds in PASSES["decode"][mode].items():
         seconds = float(cost.decode(MODEL, Layout(), float(sequences), CONTEXT * float(sequences)))
-        assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.12)
+        assert 1e3 * seconds == pytest.approx(milliseconds, rel=error)
+
+
+@pytest.mark.parametrize("drafted", [0, 3, 8])
+def test_passes_with_a_drafter(drafted: int):
+    """All drafts are rejected. Passes of 3 and 8 drafts of one request have a full graph, which the model does not
+    know."""
+    for sequences, milliseconds in PASSES["decode"]["drafter"][str(drafted)].items():
+        count = float(sequences)
+        seconds = float(AnalyticCost(ONE, GRAPHS).verify(MODEL, Layout(), count, drafted, CONTEXT * count))
+        assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.3 if drafted else 0.06)
 
 
 @pytest.mark.parametrize("row", PASSES["training"]["rows"], ids=str)

@@ -19,9 +19,10 @@ from verl_fuse.host.start.settings import foreseen
 pytest.importorskip("hydra")
 RUNS = json.loads(Path(__file__).with_name("public_runs.json").read_text())
 # Of the synchronous runs: how many have each feature on, any update feature, and nothing.
-SYNCHRONOUS, ANY_UPDATE, NOTHING = 178, 141, 13
+SYNCHRONOUS, ANY_UPDATE, NOTHING = 178, 153, 11
 ON = {
     "update.response_logits": 131,
+    "update.balance": 128,
     "elastic.enabled": 113,
     "interstage.enabled": 87,
     "update.skip_zero_gradient": 69,

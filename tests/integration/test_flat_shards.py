@@ -16,11 +16,12 @@ pytestmark = [
 # Arguments: a folder, the rank of two. In each step other weights are in host memory, and passes compute with them.
 SCRIPT = """
 import sys, torch
+from contextlib import nullcontext
 from types import SimpleNamespace
 import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision
 from verl_fuse.host.inference import device_weights
-from verl_fuse.host.weights.buckets import load_parameters
+from verl_fuse.host.weights.buckets import export_parameters, load_parameters
 
 folder, rank = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -79,7 +80,24 @@ def check(named, dtype):
             assert torch.equal(module(inputs), wanted), "as verl computes it, from host memory"
 
 
+def leave(named):
+    # Of a model that is trained, which is not offloaded.
+    whole, settings = built(0), {"device_id": torch.device("cpu"), "use_orig_params": named}
+    module = built(0)
+    module[0] = FullyShardedDataParallel(module[0], **settings)
+    module = FullyShardedDataParallel(module, **settings)
+    precision = SimpleNamespace(mixed_precision={"param_dtype": "fp32"})
+    engine = SimpleNamespace(module=module, engine_config=precision, eval_mode=nullcontext)
+    for _ in range(2):
+        left = {shard.name: shard.data for bucket in export_parameters(engine) for shard in bucket}
+        assert left.keys() == (whole.state_dict().keys() if rank == 0 else set()), (rank, left.keys())
+        assert all(torch.equal(left[name], tensor) for name, tensor in whole.state_dict().items() if rank == 0)
+        with torch.no_grad():
+            assert torch.equal(module(torch.ones(2, 3)), whole(torch.ones(2, 3)))
+
+
 for named in (False, True):
+    leave(named)
     for dtype in (torch.float32, torch.bfloat16):
         check(named, dtype)
 dist.destroy_process_group()
@@ -88,7 +106,8 @@ print("equal")
 
 
 def test_shards_are_copied_to_the_device_once_a_step_and_every_pass_computes_with_them(tmp_path: Path):
-    """Flat parameters and those that keep their names, in both dtypes."""
+    """Flat parameters and those that keep their names, in both dtypes; before that, weights that a trained model leaves
+    for slices."""
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     ranks = [subprocess.Popen([*command, str(rank)], stdout=-1, stderr=-1, text=True) for rank in range(2)]
     for process in ranks:

@@ -43,10 +43,12 @@ def lean(options: LeanOptions, step: int = 3, **actor) -> LeanUpdates:
             "actor": {
                 "ppo_mini_batch_size": 4,
                 "ppo_epochs": 1,
+                "use_dynamic_bsz": True,
                 "shuffle": False,
                 "calculate_entropy": False,
                 **actor,
             },
+            "model": {"use_remove_padding": True},
             "rollout": {"n": 2, "calculate_log_probs": False},
         },
     }

@@ -238,11 +238,47 @@ def test_parameters_left_gathered_by_the_pass_for_metrics_would_show(
             assert_same(found, "wrong")
 
 
+@pytest.mark.parametrize("engine", ["fsdp2"], indirect=True)
+def test_computed_and_known_log_probs_share_a_micro_batch_in_bfloat16(ranks: Ranks, folder: Path, engine: str):
+    stock = Arm(own=True)
+    arms = {
+        "skip": replace(stock, lean=SKIP),
+        "both": replace(stock, lean=SKIP | OWN),
+        "computed": replace(stock, lean=SKIP | OWN | COMPUTED),
+    }
+    for found in differences(ranks, folder, f"{engine} bf16", stock, **splits(stock), **arms):
+        assert_same(found, *arms)
+        for name in ("skip", "both"):
+            assert found[name].get("metrics", 0.0) <= TIMES * gap(found).get("metrics", 0.0), found
+
+
 def test_old_log_probs_of_the_update_beside_penalties(ranks: Ranks, folder: Path, engine: str):
     stock = Arm(own=True, actor=KL | {"entropy_coeff": 0.01, "calculate_entropy": True})
     for found in differences(ranks, folder, engine, stock, own=replace(stock, lean=OWN)):
         assert found["own"]["bitwise"] == 1.0
         assert found["own"].get("metrics", 0.0) == 0.0
+
+
+BALANCED: dict[str, dict[str, Any]] = {"padded": {}, "packed": {"packed": True}, "by tokens": {"tokens": 70}}
+
+
+@pytest.mark.parametrize("form", BALANCED)
+def test_rows_that_change_ranks_within_their_mini_batch(ranks: Ranks, folder: Path, engine: str, form: str):
+    if not WHOLE and engine.startswith("megatron"):
+        pytest.skip("VERL_FUSE_LONG is not set")
+    if form == "packed" and not engine.startswith("fsdp"):
+        pytest.skip("packing ran on FSDP alone")
+    penalties = KL | {"entropy_coeff": 0.01, "calculate_entropy": True}
+    stock = Arm(mini_batches=2, epochs=2, actor=penalties, **BALANCED[form])
+    wrong = replace(stock, balance=True, fault="a row in another mini-batch")
+    arms = splits(stock) | {"balance": replace(stock, balance=True), "wrong": wrong}
+    for found in differences(ranks, folder, engine, stock, zeros=("none", "some"), **arms):
+        # Other rows share a micro-batch, of which verl's metrics are means.
+        found["balance"].pop("metrics", None)
+        assert_same(found, "balance")
+        if "loss" in found["wrong"]:
+            with pytest.raises(AssertionError, match="wrong"):
+                assert_same(found, "wrong")
 
 
 @pytest.mark.parametrize("fault", ["skips a small advantage", "wrong denominator", "no step"])

@@ -92,14 +92,20 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
         for name, lines in json.loads(chosen.removeprefix("CHOSEN ")).items()
     }
     # Beside what the recipe itself sets; what the others are refused for is in tests/unit/host/test_preset.py.
-    responses, *updates = ["update.response_logits", "update.skip_old_log_prob", "update.skip_zero_gradient"]
+    updates = ["update.balance", "update.response_logits", "update.skip_old_log_prob"]
     assert on == {
-        "dapo-cpu": ["elastic.enabled", "speculation.enabled", responses, *updates],
-        "grpo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", responses, updates[0]],
-        "grpo-gsm8k-8gpu": ["elastic.enabled", "interstage.enabled"],
-        "grpo-tools-cpu": ["speculation.enabled", responses, updates[0]],
-        "ppo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", responses, "update.skip_values"],
-        "ppo-gsm8k-8gpu": ["interstage.enabled", responses],
+        "dapo-cpu": ["elastic.enabled", "speculation.enabled", *updates, "update.skip_zero_gradient"],
+        "grpo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", *updates],
+        "grpo-gsm8k-8gpu": ["elastic.enabled", "interstage.enabled", updates[0]],
+        "grpo-tools-cpu": ["speculation.enabled", *updates],
+        "ppo-cpu": [
+            "elastic.enabled",
+            "interstage.enabled",
+            "speculation.enabled",
+            *updates[:2],
+            "update.skip_values",
+        ],
+        "ppo-gsm8k-8gpu": ["interstage.enabled", *updates[:2]],
         "ppo-megatron-8gpu": ["interstage.enabled"],
         "ppo-megatron-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled"],
     }

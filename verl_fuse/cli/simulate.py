@@ -32,11 +32,12 @@ from verl_fuse.simulate.compare import Estimate, StrategyResult, simulate_each
 from verl_fuse.simulate.drafts import acceptance_of
 from verl_fuse.simulate.options import SimulationOptions, features_of
 from verl_fuse.simulate.recorded import Replay, Saving, read_recorded, replay
+from verl_fuse.simulate.stock import by_tensor_parallel
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.composed import getter, on_accelerators
 from verl_fuse.spec.files import check_folder, reason, write_atomically
-from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.run_config import find_config
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.files import located, page_of, readable_steps, record_step, recorded_steps
@@ -128,12 +129,14 @@ def simulate(
             if not rows:
                 raise
             interrupted = True
+    widths = by_tensor_parallel(workload, cost, dataclasses.replace(options, acceptance=None))
     pages = write_timelines(timeline, rows, _title(workload, machines, seeds)) if timeline is not None else []
     advice = advice_of_rows(rows, features, excluded(None))
     if as_json:
-        print_json(as_data(rows, workload, machines, seeds, pages, advice))
+        print_json(as_data(rows, workload, machines, seeds, pages, advice) | {"rollout_tp": _widths_data(widths)})
     else:
         show(rows, workload, machines, seeds)
+        say(_widths_text(widths))
         if pages:
             typer.echo(f"Page: {pages[0]}")
         show_advice(advice)
@@ -239,6 +242,18 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
             say(f"{row.strategy}: {note}")
     for call in rows[0].example.plan.calls:
         say(f"stock places {call.call} as {call.layout} with {call.microbatches} micro-batches")
+
+
+def _widths_data(widths: Mapping[int, tuple[CallPlan, float]]) -> list[dict[str, Any]]:
+    return [
+        {"tp": tp, "layout": str(plan.layout), "generation_seconds": seconds} for tp, (plan, seconds) in widths.items()
+    ]
+
+
+def _widths_text(widths: Mapping[int, tuple[CallPlan, float]]) -> str:
+    fastest = min(widths, key=lambda tp: widths[tp][1])
+    each = ", ".join(f"tp{tp} {seconds:.2f} s" for tp, (_, seconds) in widths.items())
+    return f"stock's generation by tensor parallelism of the rollout: {each}; stock above has the fastest, tp{fastest}"
 
 
 def _title(workload: Workload, cluster: Cluster, seeds: int) -> str:

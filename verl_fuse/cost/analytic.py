@@ -7,7 +7,7 @@ Invariants (tests/unit/cost/test_analytic.py):
 Pipeline formulas: ReaL (arXiv 2406.14088), with stages that need not be alike.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from verl_fuse.cost import shard
 from verl_fuse.cost.calibration import GRAPHS, Efficiency, EngineFloors, efficiency_of
 from verl_fuse.cost.collectives import DeviceGroup, Network
+from verl_fuse.cost.drafter import added_seconds
 from verl_fuse.cost.memory import MemoryRequest, memory
 from verl_fuse.cost.model import Batch, Memory, Numbers, Placement
 from verl_fuse.cost.transfer import transfer_seconds
@@ -122,9 +123,22 @@ class AnalyticCost:
         layers = max(stage_layers(model.layers, layout.pp))
         reading = layers * self.decode_block(model, layout, running, context)
         hop = self._hop(model, layout, running) if layout.pp > 1 else 0.0
-        device = self.engine.decode_step + layout.pp * (reading + self.decode_head(model, layout, running) + hop)
-        host = self.engine.sequence * sequences
-        return np.maximum(device, host) if self.engine.overlap else device + host
+        device = layout.pp * (reading + self.decode_head(model, layout, running) + hop)
+        host = self.engine.decode_step + self.engine.sequence * sequences
+        return self.engine.handover + np.maximum(device, host) if self.engine.overlap else device + host
+
+    def verify(
+        self, model: Model, layout: Layout, sequences: Numbers, drafted: int, context_tokens: Numbers
+    ) -> Numbers:
+        """As `decode`; a drafted token takes the device as one more sequence does, and the context is read once. The
+        host works for each sequence, not for its drafts."""
+        verified = sequences * (1 + drafted)
+        if self.cluster.device.is_cpu:
+            return self.decode(model, layout, verified, context_tokens)
+        alone = replace(self, engine=replace(self.engine, overlap=False))
+        seconds = alone.decode(model, layout, verified, context_tokens)
+        seconds -= self.engine.sequence * (verified - sequences)
+        return seconds + added_seconds(sequences, verified, sequential=True, blocks=model.layers)
 
     def transfer(self, model: Model, source: Placement, target: Placement) -> float:
         return transfer_seconds(model, source, target, self.cluster, self.efficiency.network, self.engine.collective)

@@ -146,6 +146,12 @@ class CostModel(Protocol):
         all. Works on arrays."""
         ...
 
+    def verify(
+        self, model: Model, layout: Layout, sequences: Numbers, drafted: int, context_tokens: Numbers
+    ) -> Numbers:
+        """As `decode`, with a drafter that has `drafted` tokens for each sequence."""
+        ...
+
     def transfer(self, model: Model, source: Placement, target: Placement) -> float:
         """Return the seconds to move the weights between placements; 0 when equal."""
         ...

@@ -9,6 +9,7 @@ from verl_fuse.host import assembly
 from verl_fuse.host.inference.refresh import SliceRefresh
 from verl_fuse.host.rollout.routing import Routing
 from verl_fuse.host.rollout.standalone.sync import StandaloneSync
+from verl_fuse.host.update.balance import BalancedUpdates, Model
 from verl_fuse.host.update.critic.driver import CriticFirst
 from verl_fuse.host.update.lean.driver import LeanUpdates
 from verl_fuse.host.update.lean.options import LeanOptions
@@ -95,15 +96,23 @@ class Features:
         trainer.parts.append(FusedUpdates(trainer, groups, trainer.run_stage, solve, timeout))
 
     def use_lean_update(
-        self, skip_zero_gradient: bool, skip_old_log_prob: bool, metrics: Literal["stock", "computed"]
+        self,
+        skip_zero_gradient: bool,
+        skip_old_log_prob: bool,
+        metrics: Literal["stock", "computed"],
+        balance: bool = False,
     ) -> None:
         """Leave samples without a gradient out of the actor's update, which computes its old log-probs itself;
-        `metrics` are of all samples or of those that are computed. The actor's workers must be of the class that
-        host/update/lean/worker.py makes."""
+        `metrics` are of all samples or of those that are computed. `balance`: balanced in steps that leave no sample
+        out, too. The actor's workers must be of the class that host/update/lean/worker.py makes."""
         correction = self.config.algorithm.get("rollout_correction", None)
         bypass = bool(correction and correction.get("bypass_mode", False))
         trainer, options = self._trainer, LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics, bypass)
-        trainer.parts.append(LeanUpdates(trainer, trainer.run_stage, options))
+        trainer.parts.append(LeanUpdates(trainer, trainer.run_stage, options, balance))
+
+    def use_balanced_updates(self, models: Sequence[Model]) -> None:
+        """Balance the updates of these models over ranks within each mini-batch."""
+        self._trainer.parts.append(BalancedUpdates(self._trainer, models))
 
     def use_own_values(self) -> None:
         """Update the critic where verl computes values: the update's own forward pass computes them. The critic's

@@ -118,6 +118,8 @@ class FuseTrainer(FuseRun):
         return self._stage("update_actor", super()._update_actor, self._train)(batch, metrics)
 
     def _stage(self, name: StepStage, stock: StageMethod, run: Callable[..., KVBatchMeta]) -> StockStage:
+        for part in self.parts:
+            stock = part.method(name, stock)
         return StockStage(name, stock, partial(run, name, stock), self.parts)
 
     def _infer(self, stage: Stage, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:

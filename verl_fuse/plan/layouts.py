@@ -4,6 +4,8 @@ Invariants (tests/unit/plan/test_layouts.py):
 - a layout uses exactly the devices of the mesh and divides the model;
 - tensor and context ranks of one stage stay within a node; a stage's devices are a divisor or a multiple of a node;
 - every data-parallel rank gets as many sequences as the others, in training in every mini-batch;
+- tensor ranks cut experts, or, but in the rollout, fold into expert ranks where there are more of these than ranks of
+  data and context;
 - FSDP, which does not generate, shares a model out over all devices, over 1, 2, 4, ... nodes.
 """
 
@@ -31,9 +33,11 @@ def legal_layouts(model: Model, kind: CallKind, workload: Workload, size: int, p
                     continue
                 if tp == 1 and stage == size and kind != "generate":
                     found += [Layout(dp=dp, cp=cp, shards=shards) for shards in shard_sizes(size, per_node)]
-                experts = _powers(min(dp * cp, model.experts)) if model.experts else (1,)
-                layouts = [Layout(tp, size // stage, dp, cp, ep) for ep in experts if (dp * cp) % ep == 0]
-                found += layouts
+                for ep in _powers(min(stage, model.experts)) if model.experts else (1,):
+                    if (dp * cp) % ep == 0:
+                        found.append(Layout(tp, size // stage, dp, cp, ep))
+                    elif stage % ep == 0 and kind != "generate":
+                        found.append(Layout(tp, size // stage, dp, cp, ep, etp=1))
     return tuple(layout for layout in found if layout.fault(model) is None)
 
 

@@ -192,6 +192,8 @@ def _megatron(role: str, block: str, config: CallConfig, trains: bool) -> dict[s
         f"{role}.megatron.expert_model_parallel_size": layout.ep,
         f"{role}.megatron.param_offload": config.offload,
     }
+    if layout.etp:
+        found[f"{role}.megatron.expert_tensor_parallel_size"] = layout.etp
     if trains:
         found |= {
             f"{role}.megatron.sequence_parallel": layout.tp > 1,

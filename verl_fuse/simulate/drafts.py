@@ -2,14 +2,14 @@
 one more.
 
 Invariants (tests/unit/simulate/test_drafts.py):
-- on CPUs no batch decodes slower than without drafts: as many are drafted as shorten it most, none where none do;
-- on accelerators every pass takes the measured factor longer, with drafts and without;
+- where drafts alone cost time, no batch decodes slower with them: as many are drafted as shorten it most;
 - the acceptance is found again from the counts of a run with drafts.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
-from verl_fuse.cost.drafter import pass_factor
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.timing import DecodeSeconds
 from verl_fuse.spec.arrays import Floats
@@ -24,15 +24,14 @@ def tokens_per_pass(acceptance: float, drafted: float) -> float:
     return drafted + 1.0 if acceptance >= 1.0 else (1.0 - acceptance ** (drafted + 1.0)) / (1.0 - acceptance)
 
 
-def with_drafts(decode: DecodeSeconds, acceptance: float, accelerator: bool) -> DecodeSeconds:
-    """Return the seconds in which each sample of an engine gets a token. A drafted token costs the computation of one
-    more sequence; the context is read once. On an accelerator the drafter alone costs time (verl_fuse.cost.drafter)."""
+def with_drafts(verify: Callable[[Floats, int, Floats], Floats], acceptance: float) -> DecodeSeconds:
+    """Return the seconds in which each sample of an engine gets a token, by the seconds that a pass takes to verify so
+    many drafted tokens of each of its sequences."""
 
     def seconds(sequences: Floats, tokens: Floats) -> Floats:
         counts = range(MOST_DRAFTED + 1)
-        tried = [decode(sequences * (1 + count), tokens) / tokens_per_pass(acceptance, count) for count in counts]
-        fastest = np.minimum.reduce(tried)
-        return fastest * pass_factor(sequences) if accelerator else fastest
+        tried = [verify(sequences, count, tokens) / tokens_per_pass(acceptance, count) for count in counts]
+        return np.minimum.reduce(tried)
 
     return seconds
 

@@ -15,6 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
+from verl_fuse.cost.drafter import added_seconds
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.drafts import with_drafts
 from verl_fuse.simulate.options import SimulationOptions
@@ -143,11 +144,16 @@ class DecodeFit:
         def decode(sequences: Floats, tokens: Floats) -> Floats:
             return floor + self.step + self.per_sequence * sequences
 
+        def verify(sequences: Floats, drafted: int, tokens: Floats) -> Floats:
+            verified = sequences * (1 + drafted)
+            added = added_seconds(sequences, verified, sequential=False) if accelerator else 0.0
+            return decode(verified, tokens) + added
+
         most = len(recorded.replica)
         longest = int((recorded.prompt + recorded.response).max())
         floor = 1e-9
         return ReplicaTiming.build(
-            decode if acceptance is None else with_drafts(decode, acceptance, accelerator),
+            decode if acceptance is None else with_drafts(verify, acceptance),
             # The prefill gives the first token.
             lambda sequences, tokens: floor + self.startup + self.step,
             max_batch=most,

@@ -45,7 +45,7 @@ def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options:
 
     engine: DecodeSeconds = partial(cost.decode, model, layout)
     if options.acceptance is not None:
-        engine = with_drafts(engine, options.acceptance, accelerator=not device.is_cpu)
+        engine = with_drafts(partial(cost.verify, model, layout), options.acceptance)
     return ReplicaTiming.build(
         lambda sequences, tokens: engine(sequences / layout.dp, tokens / layout.dp),
         lambda sequences, tokens: cost.prefill(model, layout, Batch.equal(sequences / layout.dp, tokens)),

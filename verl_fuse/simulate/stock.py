@@ -3,7 +3,7 @@ the layout that is fastest for it.
 
 Invariants (tests/unit/simulate/test_stock.py):
 - every call has all devices, and fits their memory;
-- no layout of a train call that fits is faster than the one chosen;
+- no layout of a train call that fits is faster than the one chosen, and no rollout of any tensor parallelism;
 - where a model fits nowhere, the error says how much memory would suffice.
 """
 
@@ -34,7 +34,7 @@ def stock_plan(workload: Workload, cost: CostModel, options: SimulationOptions =
     plans: dict[str, CallPlan] = {}
     for call in workload.calls:
         if call.kind == "generate":
-            plans[call.name] = _fastest_rollout(workload, call, cost, options)
+            plans[call.name] = min(rollouts(workload, cost, options), key=lambda found: found[1])[0]
         elif call.kind == "train":
             plans[call.name] = fastest(workload, call, cost, options)
     for call in workload.calls:
@@ -110,9 +110,11 @@ def fastest(
     return min(compute_options(workload, call, cost, options, on), key=lambda found: found[1])[0]
 
 
-def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: SimulationOptions) -> CallPlan:
-    """Return the fastest rollout by simulating one batch; replicas are pipelined only where tensor parallelism alone
-    does not make the model fit."""
+@lru_cache(maxsize=64)
+def rollouts(workload: Workload, cost: CostModel, options: SimulationOptions) -> list[tuple[CallPlan, float]]:
+    """Return every placement of the rollout on all devices that fits, and its seconds for one batch drawn from the
+    lengths; replicas are pipelined only where tensor parallelism alone does not make the model fit."""
+    (call,) = (call for call in workload.calls if call.kind == "generate")
     lengths = draw(workload, np.random.default_rng(0), options.predictability)
     requests = Requests.of(lengths.prompt, lengths.response)
     longest = workload.prompt.maximum + workload.response.maximum
@@ -127,10 +129,22 @@ def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: S
         if needs[-1] <= cost.cluster.device.memory:
             timing = replica_timing(workload, plan, cost, options)
             queues = round_robin(workload.sequences, replica_count(layout))
-            found.append((RolloutState.begin(requests, timing, queues).advance().seconds, plan))
+            found.append((plan, RolloutState.begin(requests, timing, queues).advance().seconds))
     if not found:
         raise _nowhere(workload.actor, call, cost, min(needs, default=float("inf")), cost.cluster.devices)
-    return min(found, key=lambda pair: pair[0])[1]
+    return found
+
+
+def by_tensor_parallel(
+    workload: Workload, cost: CostModel, options: SimulationOptions
+) -> dict[int, tuple[CallPlan, float]]:
+    """Return the fastest rollout, and its seconds, of each degree of tensor parallelism that fits."""
+    found: dict[int, tuple[CallPlan, float]] = {}
+    for plan, seconds in rollouts(workload, cost, options):
+        tp = plan.layout.tp
+        if tp not in found or seconds < found[tp][1]:
+            found[tp] = (plan, seconds)
+    return dict(sorted(found.items()))
 
 
 def _nowhere(model: Model, call: Call, cost: CostModel, least: float, devices: int) -> FuseError:

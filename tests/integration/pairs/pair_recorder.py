@@ -86,7 +86,7 @@ def _compare_inference(trainer: Any) -> None:
         self._pair_record = {
             "step": self.global_steps,
             **_samples(batch),
-            "expected": self.journal.step.expected(),
+            "expected": self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n,
             "gap": {"fused": metrics.get(GAP), "stock": found.get(GAP)},
             "differences": {name: _difference(stock[name], ours.get(name), mask) for name in stock},
             "learned": {},

@@ -163,10 +163,11 @@ FACTORS: Factors = {
         ),
     },
     "logits": {"all": Value(), "responses": Value({"fuse.update.response_logits": True})},
+    "ranks": {"as they come": Value(), "balanced": Value({"fuse.update.balance": True})},
 }
 # Factors that joined the table after rows had run, by the time at which they did: the rows of all factors before them
 # stay, with their results, and further rows cover these.
-JOINED = (("placement", "critic"), ("logits",))
+JOINED = (("placement", "critic"), ("logits",), ("ranks",))
 LATER = tuple(name for group in JOINED for name in group)
 
 # Two factors' values that a run refuses together before it starts, and the key that its message names.
@@ -205,6 +206,7 @@ FEATURES = (
     "placement",
     "critic",
     "logits",
+    "ranks",
 )
 
 # What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
@@ -249,6 +251,7 @@ EVERYTHING: Row = {
     "batches": "packed",
     "critic": "first",
     "logits": "responses",
+    "ranks": "balanced",
 }
 
 # Values that are in no row, and why: what stock verl 0.9.1 cannot run without an accelerator, and other engines.

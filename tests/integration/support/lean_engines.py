@@ -27,10 +27,12 @@ KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}
 @dataclass(frozen=True)
 class Arm:
     """How three steps are trained: by stock verl (`lean` is None) or leanly, with logits of all tokens or of
-    `responses` alone; `fault` is planted. `temperature`: of the whole batch; None: 1.0 for each row."""
+    `responses` alone, in verl's order of rows or balanced within mini-batches (`balance`); `fault` is planted.
+    `temperature`: of the whole batch; None: 1.0 for each row."""
 
     lean: dict[str, Any] | None = None
     responses: bool = False
+    balance: bool = False
     micro_batch: int = 2
     tokens: int | None = None
     mini_batches: int = 1
@@ -270,8 +272,8 @@ def _share(engine: Any, arm: Arm, step: int, zeros: str) -> Any:
     """The rows of this rank, with verl's keys for one pass over them."""
     from verl.utils import tensordict_utils as tu
 
-    data = batch(step, zeros, arm.padding)
     size, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
+    data = _placed(batch(step, zeros, arm.padding), arm, size)
     data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
     if arm.temperature is not None:
         data.pop("temperature")
@@ -284,6 +286,24 @@ def _share(engine: Any, arm: Arm, step: int, zeros: str) -> Any:
         use_remove_padding=arm.packed,
     )
     return data
+
+
+def _placed(data: Any, arm: Arm, ranks: int) -> Any:
+    """The rows of a step, in the order in which they are cut over ranks."""
+    import torch
+    from verl.utils.seqlen_balancing import calculate_workload
+    from verl.utils.tensordict_utils import index_select_tensor_dict
+
+    from verl_fuse.host.update.balance import Cut, balanced
+
+    if not arm.balance:
+        return data
+    cut = Cut(ranks, SAMPLES // arm.mini_batches, None if arm.tokens else arm.micro_batch, not arm.packed)
+    order = balanced(calculate_workload(data["input_ids"].offsets().diff()).tolist(), cut)
+    assert order != list(range(SAMPLES))
+    if arm.fault == "a row in another mini-batch":
+        order[0], order[cut.part] = order[cut.part], order[0]
+    return index_select_tensor_dict(data, torch.tensor(order).tolist())
 
 
 def _set_loss(bench: Bench, worker: Any, arm: Arm) -> None:

@@ -24,7 +24,7 @@ COMMON = (
     f"{ROLLOUT}.tensor_model_parallel_size=2",
     "trainer.n_gpus_per_node=8",
 )
-ON = ["interstage.enabled", "elastic.enabled", "update.skip_zero_gradient", "update.response_logits"]
+ON = ["interstage.enabled", "elastic.enabled", "update.skip_zero_gradient", "update.balance", "update.response_logits"]
 ONE_BATCH = (f"{ACTOR}.ppo_mini_batch_size=256",)
 KL = f"{ACTOR}.use_kl_loss=true"
 PASTE = ["+fuse=default", "trainer.v1.trainer_mode=fuse", "fuse.preset=fast"]
@@ -36,6 +36,7 @@ TRIED = {
     "update.skip_old_log_prob",
     "update.skip_zero_gradient",
     "update.skip_values",
+    "update.balance",
     "update.response_logits",
 }
 RUN = "python3 -m verl.trainer.main_ppo"
@@ -109,7 +110,8 @@ def test_a_feature_that_nothing_unlocks_has_reasons_alone(found):
 
 def test_nothing_on_is_exit_code_0_and_nothing_to_paste(said, found):
     fused = "actor_rollout_ref.model.use_fused_kernels=true"
-    alone = (*COMMON, f"{ROLLOUT}.name=sglang", "trainer.n_gpus_per_node=2", KL, fused)
+    one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.tensor_model_parallel_size=1")
+    alone = (*COMMON, f"{ROLLOUT}.name=sglang", *one, KL, fused)
     report = found("--", *alone)
     assert (report["on"], report["paste"]) == ([], [])
     code, out, _ = said("--", *alone)

@@ -151,15 +151,16 @@ def test_a_large_batch_runs_at_the_calibrated_fraction_of_peak():
     assert 0.4 < flops / cost.forward(LLAMA, Layout(), batch) / A100.device.flops < cost.efficiency.matmul
 
 
-def test_the_host_waits_for_the_device_unless_it_runs_ahead():
-    floors = dataclasses.replace(GRAPHS, sequence=1e-3, overlap=False)
-    device = float(AnalyticCost(A100, dataclasses.replace(floors, sequence=0.0)).decode(LLAMA, Layout(), 64.0, 0.0))
-    waiting, ahead = (
-        float(AnalyticCost(A100, dataclasses.replace(floors, overlap=overlap)).decode(LLAMA, Layout(), 64.0, 0.0))
-        for overlap in (False, True)
-    )
-    assert waiting == pytest.approx(device + 0.064)
-    assert ahead == pytest.approx(max(device, 0.064))
+@pytest.mark.parametrize("step", [0.0, 0.04], ids=["the device is slower", "the host is slower"])
+def test_the_host_waits_for_the_device_unless_it_runs_ahead(step: float):
+    def seconds(**floors) -> float:
+        changed = dataclasses.replace(GRAPHS, **{"decode_step": step, "sequence": 1e-5, "handover": 0.003, **floors})
+        return float(AnalyticCost(A100, changed).decode(LLAMA, Layout(), 64.0, 0.0))
+
+    device, host = seconds(overlap=False, decode_step=0.0, sequence=0.0), step + 64e-5
+    assert host > device if step else device > host
+    assert seconds(overlap=False) == pytest.approx(device + host)
+    assert seconds(overlap=True) == pytest.approx(max(device, host) + 0.003)
 
 
 def test_what_a_framework_adds_to_calls_and_to_the_weight_sync():

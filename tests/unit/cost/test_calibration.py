@@ -12,6 +12,7 @@ from verl_fuse.cost.calibration import (
     GRAPHS,
     HOPPER,
     OTHER_GPU,
+    VERL,
     efficiency_of,
     floors_of,
 )  # fmt: skip
@@ -43,8 +44,10 @@ def test_floors_are_changed_by_name():
         FRAMEWORK.changed({"name": "mine"})
 
 
-def test_accelerators_have_a_frameworks_floors_and_cpus_recorded_ones():
-    assert floors_of(DEVICES["H20"]) is FRAMEWORK
+def test_accelerators_have_verl_s_floors_and_cpus_recorded_ones():
+    assert floors_of(DEVICES["H20"]) is VERL
+    decoding = {name: getattr(FRAMEWORK, name) for name in ("decode_step", "sequence", "overlap")}
+    assert dataclasses.replace(VERL, name="framework", **decoding) == FRAMEWORK, "all but the engine is a framework's"
     assert floors_of(DEVICES["CPU"]) is GRAPHS
 
 

@@ -7,7 +7,7 @@ import pytest
 from tables import TINY, table
 
 from verl_fuse.cost.analytic import AnalyticCost
-from verl_fuse.cost.calibration import FRAMEWORK
+from verl_fuse.cost.calibration import VERL
 from verl_fuse.cost.floors import NO_FLOORS
 from verl_fuse.cost.model import Batch
 from verl_fuse.cost.profiled import ProfiledCost
@@ -59,7 +59,7 @@ def test_floors_come_on_top():
 @pytest.mark.parametrize(("model", "layout"), [(model_named("llama-7b"), Layout()), (TINY, Layout(tp=2))])
 def test_what_was_not_measured_stays_analytic(model, layout: Layout):
     cluster, batch = cluster_named("H100"), Batch.equal(4, 256)
-    profiled, analytic = ProfiledCost.of(profile_of(cluster.device), cluster), AnalyticCost(cluster, FRAMEWORK)
+    profiled, analytic = ProfiledCost.of(profile_of(cluster.device), cluster), AnalyticCost(cluster, VERL)
     assert not profiled.covers(model, layout)
     assert profiled.forward(model, layout, batch) == analytic.forward(model, layout, batch)
     assert profiled.decode(model, layout, 4.0, 64.0) == analytic.decode(model, layout, 4.0, 64.0)

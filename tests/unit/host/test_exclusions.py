@@ -75,6 +75,8 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "megatron"),
     ("fuse.update.skip_values", True, ONE_CRITIC_BATCH, "fsdp2"),
     ("fuse.update.skip_values", True, ONE_CRITIC_BATCH, "megatron"),
+    ("fuse.update.balance", True, ONE_CRITIC_BATCH, "fsdp2"),
+    ("fuse.update.balance", True, ONE_CRITIC_BATCH, "megatron"),
     ("fuse.update.response_logits", True, {}, "fsdp2"),
     ("fuse.update.stream", True, STREAMED, "fsdp2"),
 )

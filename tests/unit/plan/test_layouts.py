@@ -4,6 +4,7 @@ import pytest
 from workloads import grpo, ppo
 
 from verl_fuse.plan.layouts import legal_layouts
+from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model_names import model_named
 
@@ -53,6 +54,16 @@ def test_only_long_sequences_are_split_and_only_experts_spread():
     assert {layout.cp for layout in legal_layouts(dense, "generate", long, 8, 8)} == {1}
     assert {layout.ep for layout in legal_layouts(dense, "train", short, 8, 8)} == {1}
     assert {layout.ep for layout in legal_layouts(experts, "train", short, 8, 8)} == {1, 2, 4, 8}
+
+
+def test_tensor_ranks_fold_into_expert_ranks_but_in_the_rollout():
+    experts = model_named("qwen3-235b-a22b")
+    long = dataclasses.replace(grpo(), prompts=64, response=LengthDistribution.parse("fixed:16384"))
+    found = {kind: legal_layouts(experts, kind, long, 128, 8) for kind in ("generate", "infer", "train")}
+    assert Layout.parse("tp2 pp8 dp4 cp2 ep16 etp1") in found["train"]
+    assert not any(layout.etp for layout in found["generate"])
+    for layout in (layout for kind in ("infer", "train") for layout in found[kind]):
+        assert (layout.etp == 1) == (layout.dp * layout.cp % layout.ep > 0)
 
 
 def test_a_layout_that_cannot_divide_the_heads_is_not_legal():

@@ -24,9 +24,9 @@ WORKLOAD = replace(
 )
 
 
-def overrides(context: int = 1, **microbatches: int):
+def overrides(context: int = 1, layout: Layout | None = None, **microbatches: int):
     """On two devices, or two for each part of a sequence."""
-    layout = Layout(dp=2, cp=context)
+    layout = layout or Layout(dp=2, cp=context)
     config = CallConfig(layout, 1, False, 1.0, 1.0, 1.0)
     chosen = {
         name: (call, Mesh(0, layout.devices), replace(config, microbatches=microbatches.get(name, 1)))
@@ -59,3 +59,10 @@ def test_the_critic_s_only_budget_fits_its_update_and_its_inference(train, infer
 def test_a_budget_is_of_one_device_where_a_sequence_lies_on_several():
     found = overrides(context=2, critic_train=8, critic_infer=8)
     assert found["critic.ppo_max_token_len_per_gpu"] == 2000
+
+
+def test_folded_experts_are_told_to_verl():
+    key = "actor_rollout_ref.actor.megatron.expert_{}_parallel_size".format
+    folded, cut = overrides(layout=Layout.parse("tp2 dp2 ep4 etp1")), overrides(layout=Layout.parse("tp2 dp2 ep2"))
+    assert (folded[key("model")], folded[key("tensor")]) == (4, 1)
+    assert (cut[key("model")], cut.get(key("tensor"))) == (2, None), "verl's default: as many as tensor ranks"

@@ -83,9 +83,9 @@ def test_what_drafts_would_have_saved():
     on = saving(SimulationOptions(acceptance=0.9), drafted=True)
     assert (on.seconds, on.note[:9]) == (0, "it was on")
     assert not any(FIGURES in one.note for one in (unknown, some, more, on))
-    costly = [saving(SimulationOptions(acceptance=share), accelerator=True) for share in (None, 0.0, 0.5, 0.9)]
+    costly = [saving(SimulationOptions(acceptance=share), accelerator=True) for share in (None, 0.0, 0.5)]
     assert all(one.note.endswith(f"; {FIGURES}") for one in costly)
-    assert [one.seconds for one in costly] == [0, 0, 0, 0]
+    assert [one.seconds for one in costly] == [0, 0, 0]
     # Where further tokens of a pass are all but free, drafts pay for the drafter.
     cheap = [saving(SimulationOptions(acceptance=0.9), accelerator=on, each=1e-6).seconds for on in (True, False)]
     assert 0 < cheap[0] < cheap[1]

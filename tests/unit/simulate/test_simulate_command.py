@@ -70,6 +70,8 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
         "all",
     ]
     assert "stock places actor_train as" in out
+    text = " ".join(out.split())
+    assert re.search(r"tensor parallelism of the rollout: (tp\d [\d.]+ s, )+tp\d [\d.]+ s; stock above has the", text)
     assert "\nVerdict: switch " in out
     assert max(map(len, out.splitlines())) <= 100
 

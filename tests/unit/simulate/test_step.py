@@ -77,7 +77,7 @@ def test_drafts_shorten_generation_and_only_that():
 def test_a_drafter_that_finds_nothing_costs_its_passes_on_accelerators_alone():
     vain, workload = replace(NO_POLL, acceptance=0.0), grpo()
     stock, ours = run(workload, "stock"), run(workload, "speculation", vain)
-    assert 1.6 < ours.stages["gen"] / stock.stages["gen"] < 2.1
+    assert 1.2 < ours.stages["gen"] / stock.stages["gen"] < 2.1
     host = AnalyticCost(replace(h100().cluster, device=replace(h100().cluster.device, name="CPU")))
     stock, ours = run(workload, "stock", cost=host), run(workload, "speculation", vain, cost=host)
     assert ours.seconds == stock.seconds

@@ -3,12 +3,14 @@
 import dataclasses
 from typing import Literal
 
+import numpy as np
 import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.replicas import mean_batch
-from verl_fuse.simulate.stock import compute_options, layouts, stock_plan
+from verl_fuse.simulate.step import simulate_step
+from verl_fuse.simulate.stock import by_tensor_parallel, compute_options, layouts, rollouts, stock_plan
 
 
 @pytest.mark.parametrize("workload", [ppo(), grpo()], ids=["ppo", "grpo"])
@@ -52,8 +54,24 @@ def test_experts_are_shared_out_where_that_is_faster():
     found = dict(compute_options(workload, call, cost, NO_POLL))
     assert {plan.layout.ep for plan in found} >= {1, 2, 4, 8, 16}
     assert stock_plan(workload, cost, NO_POLL).call(call.name).layout.ep > 1
-    rollouts = layouts(cost, workload.actor, cost.cluster.devices, "generate", None)
-    assert {(layout.tp, layout.ep) for layout in rollouts} >= {(8, 1), (8, 8), (1, 1)}
+    generating = layouts(cost, workload.actor, cost.cluster.devices, "generate", None)
+    assert {(layout.tp, layout.ep) for layout in generating} >= {(8, 1), (8, 8), (1, 1)}
+
+
+@pytest.mark.parametrize("actor", ["qwen2.5-7b", "qwen3-30b-a3b"])
+def test_the_rollout_has_the_fastest_of_all_degrees_of_tensor_parallelism(actor: str):
+    workload, cost = grpo(actor=actor), h100()
+    widths = by_tensor_parallel(workload, cost, NO_POLL)
+    found = {plan: seconds for plan, seconds in rollouts(workload, cost, NO_POLL)}
+    assert list(widths) == sorted({plan.layout.tp for plan in found})
+    assert len(widths) > 2
+    for tp, (plan, seconds) in widths.items():
+        assert seconds == found[plan] == min(found[other] for other in found if other.layout.tp == tp)
+    chosen = stock_plan(workload, cost, NO_POLL).call("actor_generate")
+    assert chosen == min(widths.values(), key=lambda one: one[1])[0]
+    plan = stock_plan(workload, cost, NO_POLL)
+    step = simulate_step(workload, plan, cost, "stock", np.random.default_rng(0), NO_POLL)
+    assert step.stages["gen"] == pytest.approx(min(found.values()), rel=0.02), "up to prompts that samples share"
 
 
 @pytest.mark.parametrize(("engine", "sizes"), [("fsdp", {8, 16}), ("megatron", {0}), (None, {0, 8, 16})])

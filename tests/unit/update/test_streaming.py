@@ -213,7 +213,7 @@ def test_the_plugin_answers_where_it_was_switched_on():
     for stream in (True, False):
         plugin, trainer = UpdatePlugin(), Trainer(stream)
         plugin.fuse_setup(trainer=trainer)
-        assert trainer.asked == ((False, "stock", True) if stream else (False, True, "stock"))
+        assert trainer.asked == ((False, "stock", True) if stream else (False, True, "stock", False))
         assert groups(plugin.fuse_train_next(view=view(("a", 10)), lane=lane())) == (["a"] if stream else [])
     full = Trainer(True, replace(RANK, device=80 * 2**30))
     with pytest.raises(FuseError, match="do not fit on the device of rank 0"):

@@ -8,9 +8,11 @@ from omegaconf import OmegaConf
 
 from verl_fuse import plugins
 from verl_fuse.hookspecs import hookimpl
+from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Function
-from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
+from verl_fuse_update.losses import ANY_LOSSES, BALANCED_LOSSES, ROW_LOSSES
 from verl_fuse_update.plugin import UpdatePlugin
+from verl_fuse_update.refusals import balanced_models
 
 PLUGIN = UpdatePlugin()
 SKIP, OWN = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob"
@@ -184,6 +186,120 @@ def test_workers_leave_out_what_is_switched_on(monkeypatch, switches):
     assert [(one.skip_zero_gradient, one.skip_old_log_prob) for one in asked] == [
         (SKIP in switches, OWN in switches)
     ] * 2
+
+
+BALANCE = "fuse.update.balance"
+WITH_CRITIC = {
+    "algorithm.adv_estimator": "gae",
+    "critic.strategy": "fsdp2",
+    "critic.ppo_mini_batch_size": 2,
+    f"{ACTOR}.ppo_mini_batch_size": 2,
+}
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron"])
+def test_balance_goes_with_penalties_any_number_of_mini_batches_and_a_critic(strategy):
+    penalties = {
+        f"{ACTOR}.use_kl_loss": True,
+        f"{ACTOR}.entropy_coeff": 0.01,
+        f"{ACTOR}.ppo_epochs": 2,
+        "algorithm.use_kl_in_reward": True,
+        "actor_rollout_ref.model.lora_rank": 8,
+        f"{ACTOR}.ulysses_sequence_parallel_size": 2,
+    }
+    engines = {f"{ACTOR}.strategy": strategy, "critic.strategy": strategy}
+    for loss in BALANCED_LOSSES:
+        assert refused(BALANCE, **WITH_CRITIC | engines | penalties | {f"{ACTOR}.policy_loss.loss_mode": loss}) == set()
+    assert refused(BALANCE, SKIP) == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "of_critic"),
+    [
+        ("trainer.v1.trainer_mode", "sync", False),
+        (f"{ACTOR}.strategy", "veomni", False),
+        (f"{ACTOR}.shuffle", True, False),
+        (f"{ACTOR}.policy_loss.loss_mode", "geo_mean", False),
+        (f"{ACTOR}.fsdp_config.qat.enable", True, False),
+        ("actor_rollout_ref.model.mtp.enable", True, False),
+        ("actor_rollout_ref.model.lora.dropout", 0.1, False),
+        ("algorithm.rollout_correction.rollout_is_batch_normalize", True, False),
+        ("fuse.pipeline.enabled", True, False),
+        ("distillation.enabled", True, False),
+        ("critic.strategy", "veomni", True),
+        ("critic.shuffle", True, True),
+        ("critic.fsdp.qat.enable", True, True),
+        ("critic.model.override_config.attention_dropout", 0.1, True),
+    ],
+)
+def test_what_balance_does_not_go_with_is_refused(key, value, of_critic):
+    assert refused(BALANCE, **WITH_CRITIC | {key: value}) == {key}
+    assert refused(BALANCE, **{key: value}) == (set() if of_critic else {key})
+    assert refused(**{key: value}) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("moe_aux_loss_coeff", 0.01), ("moe_router_enable_expert_bias", True), ("fp8", "hybrid")]
+)
+def test_what_megatron_makes_of_a_micro_batch_is_refused_with_balance(name, value):
+    key = f"{TRANSFORMER}.{name}"
+    assert refused(BALANCE, **{f"{ACTOR}.strategy": "megatron", key: value}) == {key}
+    assert refused(BALANCE, **{f"{ACTOR}.strategy": "fsdp2", key: value}) == set()
+
+
+def test_drawn_mini_batches_unlock_balance_where_they_are_not():
+    (found,) = PLUGIN.fuse_validate(config=composed(BALANCE, **{f"{ACTOR}.shuffle": True}))
+    assert found.unlock == {f"{ACTOR}.shuffle": False}
+    mode = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
+    (found,) = PLUGIN.fuse_validate(config=composed(BALANCE, **mode))
+    assert found.allowed.startswith(f"{BALANCE}=true needs a number")
+
+
+def test_balance_asks_for_its_losses_and_for_how_verl_cuts():
+    asked = PLUGIN.fuse_contracts(config=composed(BALANCE))
+    targets = {one.target.rpartition(":")[2] for one in asked if isinstance(one, Function)}
+    assert {"calculate_workload", "make_iterator", "compute_policy_loss_vanilla"} <= targets
+    assert set(asked) < set(PLUGIN.fuse_contracts(config=None))
+
+
+@pytest.mark.parametrize(
+    ("switches", "changes", "models"),
+    [
+        ((), {}, ["actor"]),
+        ((), WITH_CRITIC, ["actor", "critic"]),
+        ((SKIP,), WITH_CRITIC, ["critic"]),
+        ((VALUES,), WITH_CRITIC, ["actor"]),
+        ((OWN,), {}, []),
+    ],
+)
+def test_each_update_is_balanced_once(switches, changes, models):
+    get = getter(composed(BALANCE, *switches, **changes))
+    assert balanced_models(get) == models
+
+
+DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True, "trainer.n_gpus_per_node": 8}
+MANY = {f"{ACTOR}.ppo_mini_batch_size": 2}
+PADDED = {"actor_rollout_ref.model.use_remove_padding": False, f"{ACTOR}.use_dynamic_bsz": False}
+PACKED = PADDED | {"actor_rollout_ref.model.use_remove_padding": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "idle"),
+    [
+        (DYNAMIC, "verl balances the one mini-batch of a step over ranks itself"),
+        (DYNAMIC | MANY, None),
+        (DYNAMIC | MANY | {"trainer.n_gpus_per_node": 1}, "there is one rank"),
+        (DYNAMIC | MANY | {"trainer.n_gpus_per_node": 1, "trainer.nnodes": 2}, None),
+        (DYNAMIC | WITH_CRITIC | {f"{ACTOR}.ppo_mini_batch_size": 8}, None),
+        (DYNAMIC | PADDED, None),
+        (DYNAMIC | PADDED | {"trainer.n_gpus_per_node": 1}, None),
+        (DYNAMIC | PACKED, None),
+        (DYNAMIC | PACKED | {"trainer.n_gpus_per_node": 1}, "there is one rank"),
+    ],
+)
+def test_balance_is_idle_where_verl_leaves_nothing_to_balance(changes, idle):
+    (feature,) = (one for one in PLUGIN.fuse_features() if one.name == "balance")
+    assert feature.idle(getter(composed(**changes))) == idle
 
 
 # A critic that is updated with values of its own.

@@ -97,6 +97,11 @@ class TrainerPart:
         """Run a stage of verl's step, with what other parts do around it, or leave the stage out."""
         return stock(batch, metrics)
 
+    def method(self, stage: StepStage, stock: StageMethod) -> StageMethod:
+        """Return what does the work of a stage, whichever part runs it and when: verl's method `stock`, or a method
+        that calls it."""
+        return stock
+
     def discard(self, keys: Collection[str]) -> None:
         """Act before rows of these trajectories are cleared, before the batch of the step is there."""
 

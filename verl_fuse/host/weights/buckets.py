@@ -47,7 +47,9 @@ def export_parameters(engine: Any, frozen: Collection[str] = ()) -> Iterator[lis
     buffers = {name.replace(_FSDP1, "") for name, _ in module.named_buffers()}
     if fsdp_version(module) == 1:
         with engine.eval_mode():
-            state: Any = get_fsdp_full_state_dict(module)
+            # On a CPU, FSDP1 takes what it gathered for a copy in the host's memory, and frees it.
+            on_device = next(module.parameters()).device.type != "cpu"
+            state: Any = get_fsdp_full_state_dict(module, offload_to_cpu=on_device)
         leaves = torch.distributed.get_rank() == 0
         shards = (Shard(name, (0,) * tensor.dim(), tensor) for name, tensor in state.items() if leaves)
     else:

@@ -15,20 +15,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
-from verl.utils.seqlen_balancing import calculate_workload
 
 from verl_fuse.host.inference.stages import old_log_prob_metrics
 from verl_fuse.host.record.spans import Stopwatch
 from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
-from verl_fuse.host.update.lean.balance import balanced
+from verl_fuse.host.update.balance import Cut, balanced, cut_of, in_order, share_saved, work_of
 from verl_fuse.host.update.lean.options import LEAN, LeanOptions
 from verl_fuse.host.upstream.advantages import without_gradient
-from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.upstream.rows import read, rows, tags_of
 from verl_fuse.spec.timeline import UPDATE_ACTOR, ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS
 
@@ -47,10 +44,11 @@ def saved_seconds(seconds: float, skipped: float, own: bool, forwarded: float) -
 
 
 class LeanUpdates(TrainerPart):
-    """The updates of `trainer`; `options` tell the parts that are left out."""
+    """The updates of `trainer`; `options` tell the parts that are left out. `balance`: rows are placed anew in steps
+    that leave none out, too."""
 
-    def __init__(self, trainer: Any, run: RunStage, options: LeanOptions) -> None:
-        self._trainer, self._run, self._options = trainer, run, options
+    def __init__(self, trainer: Any, run: RunStage, options: LeanOptions, balance: bool = False) -> None:
+        self._trainer, self._run, self._options, self._balance = trainer, run, options, balance
         self._own = False
         self._passes = 0
         # Seconds in which the update trained before its stage began.
@@ -105,7 +103,7 @@ class LeanUpdates(TrainerPart):
 
     def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: StageMethod) -> None:
         """Update the actor on its lane; `kept` tells for each row whether it is computed."""
-        ordered = self._ordered(batch, kept)
+        ordered = self._ordered(batch, kept, metrics)
         lean = replace(self._options, skip_old_log_prob=self._own)
         ordered.extra_info = {**(ordered.extra_info or {}), LEAN: lean}
         actor(ordered, metrics)
@@ -136,15 +134,18 @@ class LeanUpdates(TrainerPart):
         block = self._trainer.config.actor_rollout_ref
         return block.actor.ppo_mini_batch_size * block.rollout.n
 
-    def _ordered(self, batch: KVBatchMeta, kept: list[bool]) -> KVBatchMeta:
-        order, actor = list(range(len(batch))), self._trainer.config.actor_rollout_ref.actor
+    def _ordered(self, batch: KVBatchMeta, kept: list[bool], metrics: dict) -> KVBatchMeta:
+        order = list(range(len(batch)))
         # With shuffled rows each epoch has mini-batches of its own.
-        if not all(kept) and not actor.shuffle:
-            work = calculate_workload(torch.tensor([int(tag["seq_len"]) for tag in batch.tags])).tolist()
-            computed = [one * amount for one, amount in zip(kept, work, strict=True)]
-            order = balanced(computed, data_parallel_size(self._trainer.actor_rollout_wg, "actor"), self._mini_batch)
-        keys, tags = [batch.keys[place] for place in order], [batch.tags[place] for place in order]
-        return replace(batch, keys=keys, tags=tags, extra_info=dict(batch.extra_info or {}))
+        if (self._balance or not all(kept)) and not self._trainer.config.actor_rollout_ref.actor.shuffle:
+            cut = cut_of(self._trainer, "actor")
+            # Micro-batches of the computed rows are cut anew on their rank.
+            cut = cut if all(kept) else Cut(cut.ranks, cut.mini_batch)
+            work = [one * amount for one, amount in zip(kept, work_of(batch), strict=True)]
+            order = balanced(work, cut)
+            if self._balance:
+                metrics["fuse/actor_balance_saved"] = share_saved(work, order, cut)
+        return in_order(batch, order)
 
     @contextmanager
     def _without_correction(self) -> Iterator[None]:

@@ -205,7 +205,9 @@ class LeanMiniBatch:
     def _as_before(self, batch: Any, place: int) -> dict[str, torch.Tensor]:
         """Return the model's output for a row that was not computed: under the same parameters, its old log-probs."""
         length, answer = lengths(batch)[place], len(batch["response_mask"].unbind()[place])
-        log_probs = torch.zeros(length, device=get_device_name())
+        # Rows that were computed share a tensor with it, and have the model's precision.
+        kind = next((row["log_probs"].dtype for row in self.outputs.values()), None)
+        log_probs = torch.zeros(length, dtype=kind, device=get_device_name())
         if not self.own:
             log_probs[length - answer - 1 : length - 1] = batch["old_log_probs"].unbind()[place]
         return {"log_probs": log_probs} | ({"entropy": torch.zeros_like(log_probs)} if self._entropy else {})

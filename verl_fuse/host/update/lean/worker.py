@@ -64,13 +64,16 @@ class LeanTrainingWorker(TrainingWorker):
 def old_log_probs_of(outputs: Mapping[int, Mapping[str, torch.Tensor]], mask: torch.Tensor) -> TensorDict:
     """Return old log-probs and entropy of the rows of `mask`, one value per response token, from the model's output for
     each row by its place; 0 for a row without output."""
-    # Log-probs of a response begin one token before it.
-    nothing = [torch.zeros(1 + len(row)) for row in mask.unbind()]
     found = {}
     for name, key in (("old_log_probs", "log_probs"), ("entropy", "entropy")):
-        whole = [outputs[row][key].cpu() if row in outputs else zeros for row, zeros in enumerate(nothing)]
+        kind = next((row[key].dtype for row in outputs.values()), None)
+        # Log-probs of a response begin one token before it.
+        whole = [
+            outputs[row][key].cpu() if row in outputs else torch.zeros(1 + len(tokens), dtype=kind)
+            for row, tokens in enumerate(mask.unbind())
+        ]
         found[name] = response_from_nested(nested(whole), mask)
-    return TensorDict(found, batch_size=[len(nothing)])
+    return TensorDict(found, batch_size=[mask.size(0)])
 
 
 def lean_worker_class(base: type, options: LeanOptions) -> type:
