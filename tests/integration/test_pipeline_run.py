@@ -18,6 +18,7 @@ pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.integration
 
 RANKS = 2
+STEPS = 5
 
 
 def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path, forks: dict[str, str]):
@@ -27,7 +28,7 @@ def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path, 
         f"trainer.n_gpus_per_node={RANKS}",
         f"actor_rollout_ref.actor.megatron.pipeline_model_parallel_size={RANKS}",
         f"critic.megatron.pipeline_model_parallel_size={RANKS}",
-        "trainer.total_training_steps=3",
+        f"trainer.total_training_steps={STEPS}",
         "trainer.save_freq=-1",
         "fuse.pipeline.schedule=fused",
         "fuse.pipeline.solve_seconds=1",
@@ -37,14 +38,18 @@ def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path, 
         forks=forks,
     )
     assert finished.code == 0, finished.output[-3000:]
-    first, last = (finished.metrics[step] for step in (1, 3))
-    assert [first[f"fuse/pipeline_{name}"] for name in ("calls", "fused_calls")] == [2, 0]
-    assert [last[f"fuse/pipeline_{name}"] for name in ("calls", "fused_calls")] == [2, 2]
+    calls = {step: found["fuse/pipeline_fused_calls"] for step, found in finished.metrics.items() if step}
+    # A schedule is solved beside a step, and a busy machine may need another one.
+    fused = [step for step in range(1, STEPS + 1) if calls[step] == 2]
+    assert calls[1] == 0
+    assert fused, calls
+    first, last = (finished.metrics[step] for step in (1, fused[-1]))
+    assert first["fuse/pipeline_calls"] == last["fuse/pipeline_calls"] == 2
     for metrics in (first, last):
         assert {"actor/grad_norm", "actor/loss", "critic/grad_norm", "critic/loss"} <= metrics.keys()
-    for step in (1, 2, 3):
+    for step in range(1, STEPS + 1):
         assert finished.metrics[step]["training/rollout_probs_diff_max"] < 0.01, step
-    timeline = Timeline.from_json((finished.folder / "timeline" / "step_000003.json").read_text())
+    timeline = Timeline.from_json((finished.folder / "timeline" / f"step_{fused[-1]:06d}.json").read_text())
     # Two mini-batches, four micro-batches, forwards and backwards of two models.
     for rank in range(RANKS):
         ops = [span for span in timeline.on(f"rank {rank}") if "op" in span.args]
