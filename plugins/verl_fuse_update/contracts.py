@@ -275,20 +275,19 @@ ESTIMATORS = {
 
 def contracts(get: Get | None) -> Sequence[Contract]:
     """Return the contracts of a run (None: of any run that this torch can do), with the loss that it trains by."""
+    lean = get is None or bool(switched_on(get))
     values = VALUES_CONTRACTS if get is None or get(CRITIC_VALUES) else ()
     responses = RESPONSES_CONTRACTS if get is None or get(RESPONSES) else ()
     balance = BALANCE_CONTRACTS if get is None or get(BALANCE) else ()
+    shared = (*_SHARED, *(CONTRACTS if lean else ())) if lean or values or balance else ()
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()
-    losses = [_loss(*ANY_LOSSES[name]) for name in sorted(names)]
-    if get is not None and not switched_on(get):
-        shared = _SHARED if values or balance else ()
-        return (*shared, *values, *responses, *balance, *(losses if balance else ()))
+    losses = [_loss(*ANY_LOSSES[name]) for name in sorted(names)] if lean or balance else ()
     streamed: Sequence[Contract] = ()
-    if (get is None and not torch_without_streams()) or (get is not None and get(STREAM)):
+    if (get is None and not torch_without_streams()) or (get is not None and lean and get(STREAM)):
         wanted = [one for name, one in ESTIMATORS.items() if get is None or name == get("algorithm.adv_estimator")]
         streamed = (*STREAM_CONTRACTS, *wanted)
     # Some are of several features.
-    return tuple(dict.fromkeys((*_SHARED, *CONTRACTS, *values, *responses, *balance, *streamed, *losses)))
+    return tuple(dict.fromkeys((*shared, *values, *responses, *balance, *streamed, *losses)))
 
 
 def _loss(function: str, fingerprint: str) -> Contract:

@@ -18,12 +18,6 @@ _DRO = {"dro": ("compute_policy_loss_dro", "bd93f6c513960cf4")}
 # Further losses that only compare old log-probs with those of the model: where both are equal, it does not matter which
 # pass they come from. `geo_mean` is a mean over the samples of a micro-batch, `dro` has a quadratic term; both need all
 # samples.
-ANY_LOSSES = (
-    ROW_LOSSES
-    | _DRO
-    | {
-        "geo_mean": ("compute_policy_loss_geo_mean", "b597cb870d64df46"),
-    }
-)
+ANY_LOSSES = ROW_LOSSES | _DRO | {"geo_mean": ("compute_policy_loss_geo_mean", "b597cb870d64df46")}
 # Losses that do not depend on which samples of a mini-batch share a micro-batch or a rank.
 BALANCED_LOSSES = ROW_LOSSES | _DRO
