@@ -77,11 +77,13 @@ class Trainer(Protocol):
         skip_old_log_prob: bool,
         metrics: Literal["stock", "computed"],
         balance: bool = False,
+        short_pass: bool = False,
     ) -> None:
-        """Leave samples all advantages of which are 0 out of the actor's update, which computes its old log-probs
-        itself. `metrics` are those of all samples ("stock") or of those that are computed. `balance`: like
-        `use_balanced_updates` in steps that leave no sample out, too. `fuse_worker_class` must have returned the
-        workers of such an update."""
+        """Leave samples all advantages of which are 0 out of the actor's update, whose first mini-batch computes its
+        old log-probs itself. `metrics` are those of all samples ("stock") or of those that are computed. `balance`:
+        like `use_balanced_updates` in steps that leave no sample out, too. `short_pass`: the old log-prob pass for
+        other mini-batches leaves these samples out. `fuse_worker_class` must have returned the workers of such an
+        update."""
 
     def use_balanced_updates(self, models: Sequence[Literal["actor", "critic"]]) -> None:
         """Balance the updates of these models over the data-parallel ranks within each mini-batch, whose samples stay

@@ -41,6 +41,14 @@ def _one_mini_batch(get: Get, block: str) -> bool:
     return get(f"{block}.ppo_mini_batch_size") == get("data.train_batch_size")
 
 
+def _streamed_anyway(get: Get) -> str | None:
+    if get("fuse.interstage.enabled") and not _one_mini_batch(get, ACTOR):
+        return (
+            "fuse.interstage computes old log-probs while others generate; the update does with one mini-batch a step"
+        )
+    return None
+
+
 def _zero_gradient(run: "Recording") -> "Saving":
     from verl_fuse.simulate.recorded import Saving
 
@@ -58,7 +66,10 @@ def _old_log_prob(run: "Recording") -> "Saving":
 
     if any(step.own_log_probs for step in run.steps):
         return Saving("it was on: the update computed its own")
-    return Saving("with one mini-batch a step the update computes the same", run.stages.get(OLD_LOG_PROB, 0.0))
+    computed = "with one mini-batch a step the update"
+    if run.mini_batches > 1:
+        computed = f"the first of {run.mini_batches} mini-batches"
+    return Saving(f"{computed} computes the same", run.stages.get(OLD_LOG_PROB, 0.0) / run.mini_batches)
 
 
 def _values(run: "Recording") -> "Saving":
@@ -108,12 +119,13 @@ FEATURES = (
         "old_log_prob",
         {"update.skip_old_log_prob": True},
         presets=_COMPUTED,
+        idle=_streamed_anyway,
         measured=1.25,
         strategy="old_log_prob",
         saving=_old_log_prob,
         fits=Fits(
             "updates without waste",
-            "GRPO, DAPO; PPO's critic; one mini-batch, no KL loss, no entropy",
+            "GRPO, DAPO; PPO's critic with one mini-batch; KL loss: old log-probs alone",
             "FSDP, FSDP2, Megatron",
             "any",
             "2 ranks",

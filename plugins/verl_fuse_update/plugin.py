@@ -21,6 +21,7 @@ from verl_fuse_update.refusals import (
     SKIP,
     STREAM,
     balanced_models,
+    is_row_loss,
     is_token_mean,
     refusals,
     switched_on,
@@ -87,11 +88,13 @@ class UpdatePlugin:
             self._most = call_size(get, trainer.devices_each)
             trainer.use_streamed_update(bool(block.skip_zero_gradient), block.metrics or "stock", is_token_mean(get))
         elif block.skip_zero_gradient or block.skip_old_log_prob:
+            metrics = block.metrics or "stock"
             trainer.use_lean_update(
                 bool(block.skip_zero_gradient),
                 bool(block.skip_old_log_prob),
-                block.metrics or "stock",
-                bool(block.balance),
+                metrics,
+                balance=bool(block.balance),
+                short_pass=metrics == "computed" and is_row_loss(getter(trainer.config)),
             )
         if block.balance:
             trainer.use_balanced_updates(balanced_models(getter(trainer.config)))

@@ -194,8 +194,9 @@ def refusals(get: Get) -> Iterator[Refusal]:
     if switch := next((switch for switch in (SKIP, STREAM, BALANCE) if get(switch)), None):
         yield from _denominators(get, switch)
     if get(OWN):
-        yield from _one_mini_batch(get)
+        yield from _own_log_probs(get)
     if get(STREAM):
+        yield from _one_mini_batch(get)
         yield from _streamed(get)
     if get(CRITIC_VALUES):
         yield from _own_values(get)
@@ -294,6 +295,11 @@ def _own_values(get: Get) -> Iterator[Refusal]:
     yield from required_if_set(get, off)
 
 
+def is_row_loss(get: Get) -> bool:
+    """Tell whether a sample whose advantages are all 0 adds exactly 0 to the policy loss."""
+    return (get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla") in ROW_LOSSES
+
+
 def is_token_mean(get: Get) -> bool:
     """Tell whether the loss is divided by the tokens of the batch, whose number is known at its end."""
     return (get(f"{ACTOR}.loss_agg_mode") or "token-mean") == "token-mean"
@@ -318,7 +324,7 @@ def _streamed(get: Get) -> Iterator[Refusal]:
     if get(estimator) not in OF_GROUPS:
         yield Refusal(estimator, get(estimator), f"{on} needs advantages of a group alone: {', '.join(OF_GROUPS)}")
     loss = f"{ACTOR}.policy_loss.loss_mode"
-    if (get(loss) or "vanilla") not in ROW_LOSSES:
+    if not is_row_loss(get):
         yield Refusal(loss, get(loss), f"{on} needs a loss of each token alone: {', '.join(ROW_LOSSES)}")
     if get(loss) == "sapo" and is_token_mean(get):
         key = f"{ACTOR}.loss_agg_mode"
@@ -369,14 +375,22 @@ def _denominators(get: Get, switch: str) -> Iterator[Refusal]:
         yield Refusal(f"{ACTOR}.loss_scale_factor", None, allowed)
 
 
-def _one_mini_batch(get: Get) -> Iterator[Refusal]:
-    key, prompts = f"{ACTOR}.ppo_mini_batch_size", get("data.train_batch_size")
-    if get(key) != prompts:
-        allowed = f"{OWN}=true needs one mini-batch a step: data.train_batch_size, {prompts}"
-        yield Refusal(key, get(key), allowed, {key: prompts})
-    key = f"{ACTOR}.ppo_epochs"
-    if (epochs := get(key)) not in (1, None):
-        yield Refusal(key, epochs, f"{OWN}=true needs 1: later epochs compare with the first", {key: 1})
+def _own_log_probs(get: Get) -> Iterator[Refusal]:
+    key = f"{ACTOR}.shuffle"
+    if get(key) and get(f"{ACTOR}.ppo_mini_batch_size") != get("data.train_batch_size"):
+        allowed = f"{OWN}=true needs false with several mini-batches: each rank draws the rows of its first one"
+        yield Refusal(key, True, allowed, {key: False})
     estimator = "algorithm.adv_estimator"
     if get(estimator) in _OF_LOG_PROBS:
         yield Refusal(estimator, get(estimator), f"not with {OWN}=true: its advantages are made of old log-probs")
+
+
+def _one_mini_batch(get: Get) -> Iterator[Refusal]:
+    on, prompts = f"{STREAM}=true", get("data.train_batch_size")
+    key = f"{ACTOR}.ppo_mini_batch_size"
+    if get(key) != prompts:
+        allowed = f"{on} needs one mini-batch a step: data.train_batch_size, {prompts}"
+        yield Refusal(key, get(key), allowed, {key: prompts})
+    key = f"{ACTOR}.ppo_epochs"
+    if (epochs := get(key)) not in (1, None):
+        yield Refusal(key, epochs, f"{on} needs 1: gradients of one pass wait", {key: 1})

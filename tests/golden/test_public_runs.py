@@ -19,14 +19,14 @@ from verl_fuse.host.start.settings import foreseen
 pytest.importorskip("hydra")
 RUNS = json.loads(Path(__file__).with_name("public_runs.json").read_text())
 # Of the synchronous runs: how many have each feature on, any update feature, and nothing.
-SYNCHRONOUS, ANY_UPDATE, NOTHING = 178, 153, 11
+SYNCHRONOUS, ANY_UPDATE, NOTHING = 178, 154, 11
 ON = {
     "update.response_logits": 131,
     "update.balance": 128,
     "elastic.enabled": 113,
     "interstage.enabled": 87,
     "update.skip_zero_gradient": 69,
-    "update.skip_old_log_prob": 31,
+    "update.skip_old_log_prob": 71,
     "update.skip_values": 1,
     "pipeline.enabled": 1,
 }

@@ -72,10 +72,13 @@ def passes(updates: LeanUpdates, given: KVBatchMeta) -> bool:
     return bool(ran)
 
 
-def test_the_pass_is_left_out_of_steps_with_one_mini_batch_that_train_the_actor():
+def test_the_pass_is_left_out_of_steps_that_train_the_actor_on_mini_batches_whose_rows_are_known():
     updates = lean(BOTH)
     assert not passes(updates, batch(8))
-    assert passes(updates, batch(16)), "several mini-batches"
+    assert not passes(updates, batch(16)), "it waits for advantages"
+    assert passes(updates, batch(12)), "verl refuses to cut them"
+    assert passes(lean(BOTH, shuffle=True), batch(16)), "each rank draws its first mini-batch"
+    assert not passes(lean(BOTH, shuffle=True), batch(8))
     assert passes(lean(BOTH, step=1), batch(8)), "the actor is not trained yet"
     assert not passes(lean(BOTH, step=2), batch(8)), "it is from this step on"
     assert passes(lean(LeanOptions(skip_zero_gradient=True)), batch(8))
@@ -88,10 +91,10 @@ def test_advantages_know_no_correction_while_there_are_no_old_log_probs():
         seen.append(updates._trainer.config.algorithm.rollout_correction)
         return given
 
-    for rows in (8, 16):
+    for rows in (8, 16, 12):
         updates.old_log_prob(batch(rows), {}, lambda given, metrics: given)
         updates.advantage(batch(rows), {}, stock)
-    assert seen == [None, {"bypass_mode": False}]
+    assert seen == [None, None, {"bypass_mode": False}]
 
 
 @pytest.fixture
@@ -130,12 +133,79 @@ def test_the_update_gets_verls_mini_batch_in_another_order_and_says_what_it_leav
     assert metrics["told"] == [key for key, kept in zip(given.keys, told, strict=True) if kept]
 
 
-def test_passes_that_were_run_all_the_same_are_counted(told):
+@pytest.mark.parametrize(
+    ("options", "size", "passed"),
+    [
+        ({}, None, [4, 5, 6, 7, 12, 13, 14, 15]),
+        ({"short_pass": True}, None, [4, 6, 12, 14]),
+        # Each rank gets as many whole micro-batches: the shortest rows fill them.
+        ({"short_pass": True}, 3, [4, 5, 6, 7, 12, 14]),
+        ({"short_pass": True}, 8, list(range(16))),
+    ],
+)
+def test_the_first_mini_batch_and_rows_without_a_gradient_leave_the_pass(told, monkeypatch, options, size, passed):
+    zeros, asked, ran, metrics = [], [], [], {}
+    monkeypatch.setattr(module, "_write_zeros", lambda rows, like: zeros.append((rows.keys, like.keys)))
+    monkeypatch.setattr(STEP, "with_gradient", told * 2)
+    updates, given = lean(LeanOptions(skip_old_log_prob=True, metrics="computed", **options)), batch(16)
+    updates._trainer.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu = size
+    updates._trainer.actor_rollout_wg.log_probs_of_update = lambda rows: asked.append(rows.keys)
+
+    def stock(rows, metrics):
+        ran.append(rows)
+        metrics["told"] = "of the pass"
+        return rows
+
+    updates.old_log_prob(given, metrics, stock)
+    assert (ran, metrics, asked) == ([], {}, [])
+    updates.actor(given, metrics, lambda rows, metrics: ran.append(rows))
+    of_pass, of_update = ran
+    names, first = given.keys, {*range(4), *range(8, 12)}
+    assert sorted(of_pass.keys) == sorted(names[place] for place in passed)
+    assert (of_update.fields, set(of_update.keys)) == (None, set(names))
+    left = [names[place] for place in range(16) if place not in passed]
+    assert zeros == ([(left, names[passed[0] : passed[0] + 1])] if left else [])
+    assert [set(keys) for keys in asked] == [{names[place] for place in first}]
+    assert asked == [of_update.keys[:4] + of_update.keys[8:12]]
+    share = sum(10 * (place + 1) for place in range(16) if place not in passed) / sum(range(10, 170, 10))
+    assert updates.metrics["fuse/update_own_log_probs"] == pytest.approx(share)
+    assert updates.metrics["fuse/update_old_log_prob_passes"] == 0.0
+    known = [place for place in sorted(first.union(passed)) if not options or place % 2 == 0]
+    assert metrics["told"] == [names[place] for place in known]
+
+
+def test_no_row_may_need_the_pass(told, monkeypatch):
+    zeros = []
+    monkeypatch.setattr(module, "_write_zeros", lambda rows, like: zeros.append((rows.keys, like.keys)))
+    monkeypatch.setattr(STEP, "with_gradient", [True] * 4 + [False] * 4 + [True] * 4 + [False] * 4)
+    updates, asked = lean(LeanOptions(skip_old_log_prob=True, metrics="computed", short_pass=True)), []
+    updates._trainer.actor_rollout_wg.log_probs_of_update = lambda rows: asked.append(set(rows.keys))
+    assert not passes(updates, batch(16))
+    updates.actor(batch(16), {}, lambda rows, metrics: rows)
+    assert zeros == [], "no row has a column"
+    assert asked == [{batch(16).keys[place] for place in (*range(4), *range(8, 12))}]
+    assert updates.metrics["fuse/update_own_log_probs"] == 1.0
+
+
+@pytest.mark.parametrize(("metrics", "asks"), [("stock", True), ("computed", False)])
+def test_log_probs_that_no_rank_computed_are_not_asked_for(monkeypatch, metrics, asks):
+    asked = []
+    monkeypatch.setattr(module, "_write_zeros", lambda rows, like: None)
+    monkeypatch.setattr(module.LeanUpdates, "_of_old_log_probs", lambda self, rows: {})
+    monkeypatch.setattr(STEP, "with_gradient", [False] * 4 + [True] * 4 + [False] * 4 + [True] * 4)
+    updates = lean(LeanOptions(skip_zero_gradient=True, skip_old_log_prob=True, metrics=metrics))
+    updates._trainer.actor_rollout_wg.log_probs_of_update = lambda rows: asked.append(len(rows))
+    assert not passes(updates, batch(16))
+    updates.actor(batch(16), {}, lambda rows, metrics: rows)
+    assert asked == [8] * asks
+
+
+def test_passes_that_were_run_all_the_same_are_counted(told, monkeypatch):
     updates = lean(BOTH)
-    for rows in (8, 16):
+    for rows in (8, 12):
         passes(updates, batch(rows))
-    told *= 2
-    updates.actor(batch(16), {}, lambda asked, metrics: asked)
+    monkeypatch.setattr(STEP, "with_gradient", [True] * 12)
+    updates.actor(batch(12), {}, lambda asked, metrics: asked)
     assert updates.metrics["fuse/update_old_log_prob_passes"] == 1.0
     assert updates.metrics["fuse/update_own_log_probs"] == 0.0
 
@@ -153,6 +223,16 @@ def test_seconds_that_were_saved():
     assert saved_seconds(2.0, 0.5, own=True, forwarded=0.0) == pytest.approx(2.0 + 4.0 / 3)
     assert saved_seconds(2.0, 0.0, own=True, forwarded=1.0) == pytest.approx(2.0 / 3)
     assert saved_seconds(2.0, 1.0, own=False, forwarded=0.0) == 0.0, "nothing tells how long it would have taken"
+
+
+def test_a_pass_is_one_forward_pass_of_several_epochs(told, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "saved_seconds", lambda seconds, skipped, own, forwarded: seen.append(own) or 0.0)
+    for epochs in (1, 4):
+        updates = lean(BOTH, ppo_epochs=epochs)
+        assert not passes(updates, batch(8))
+        updates.actor(batch(8), {}, lambda asked, metrics: asked)
+    assert seen == [1.0, 0.25]
 
 
 @pytest.mark.parametrize(

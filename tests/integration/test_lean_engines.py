@@ -27,6 +27,7 @@ pytestmark = pytest.mark.integration
 SKIP = {"skip_zero_gradient": True}
 OWN = {"skip_old_log_prob": True}
 COMPUTED = {"metrics": "computed"}
+SHORT = COMPUTED | {"short_pass": True}
 # Equal rewards in half of the groups; on one rank only; everywhere.
 ZEROS = ("some", "rank 1", "all")
 WHOLE = bool(os.environ.get("VERL_FUSE_LONG"))
@@ -250,10 +251,47 @@ def test_computed_and_known_log_probs_share_a_micro_batch_in_bfloat16(ranks: Ran
         assert_same(found, *arms)
         for name in ("skip", "both"):
             assert found[name].get("metrics", 0.0) <= TIMES * gap(found).get("metrics", 0.0), found
+    stock = replace(stock, mini_batches=2)
+    arms = {"both": replace(stock, lean=SKIP | OWN), "short": replace(stock, lean=OWN | SHORT)}
+    for found in differences(ranks, folder, f"{engine} bf16", stock, **splits(stock), **arms):
+        assert_same(found, *arms)
 
 
 def test_old_log_probs_of_the_update_beside_penalties(ranks: Ranks, folder: Path, engine: str):
     stock = Arm(own=True, actor=KL | {"entropy_coeff": 0.01, "calculate_entropy": True})
+    for found in differences(ranks, folder, engine, stock, own=replace(stock, lean=OWN)):
+        assert found["own"]["bitwise"] == 1.0
+        assert found["own"].get("metrics", 0.0) == 0.0
+
+
+LATER = "old log-probs of a later mini-batch are its own"
+
+
+def test_the_first_of_several_mini_batches_computes_its_old_log_probs(ranks: Ranks, folder: Path, engine: str):
+    stock = Arm(own=True, mini_batches=2, epochs=2, actor=KL)
+    arms = {
+        "own": replace(stock, lean=OWN),
+        "short": replace(stock, lean=OWN | SHORT),
+        "wrong": replace(stock, lean=OWN, fault=LATER),
+    }
+    for found in differences(ranks, folder, engine, stock, ("some", "rank 1"), **splits(stock), **arms):
+        assert found["own"]["bitwise"] == 1.0
+        assert found["own"].get("metrics", 0.0) == 0.0
+        # Ratios of samples without an advantage are 1.
+        found["short"].pop("metrics", None)
+        assert_same(found, "short")
+        if "loss" in found["wrong"]:
+            with pytest.raises(AssertionError, match="wrong"):
+                assert_same(found, "wrong")
+    # Of samples that are left out no epoch has old log-probs; on the other rank every sample is left out.
+    stock = replace(stock, actor={}, tokens=40)
+    others = {"split by tokens": replace(stock, tokens=70), "split by rows": replace(stock, tokens=None)}
+    both = {"both": replace(stock, lean=SKIP | OWN), "computed": replace(stock, lean=SKIP | OWN | SHORT)}
+    for found in differences(ranks, folder, engine, stock, **others, **both):
+        found["computed"].pop("metrics", None)
+        assert_same(found, "both", "computed")
+    # One mini-batch: no row has a column of old log-probs, in the second epoch either.
+    stock = Arm(own=True, epochs=2)
     for found in differences(ranks, folder, engine, stock, own=replace(stock, lean=OWN)):
         assert found["own"]["bitwise"] == 1.0
         assert found["own"].get("metrics", 0.0) == 0.0

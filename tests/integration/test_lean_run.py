@@ -1,7 +1,8 @@
-"""A GRPO run of real verl with three switches of `fuse.update`: whole accounts, verl's metrics, and no pass for old
-log-probs once the actor is trained."""
+"""A GRPO run of real verl with three switches of `fuse.update` and two mini-batches a step: whole accounts, verl's
+metrics, and old log-probs of the first mini-batch from its update once the actor is trained."""
 
 import os
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ COMMAND = (
     *SMALL,
     "trainer.critic_warmup=2",
     "data.train_batch_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "actor_rollout_ref.actor.use_kl_loss=false",
     "actor_rollout_ref.rollout.calculate_log_probs=true",
     # Nothing is left to stream.
@@ -62,20 +64,33 @@ def timeline(finished: Finished, step: int) -> Timeline:
 def test_while_the_actor_is_not_trained_verls_pass_is_run_and_counted(lean: Finished):
     assert passes(lean, 1)
     assert lean.metrics[1]["actor/entropy"] > 0
+    assert lean.metrics[1]["training/rollout_probs_diff_max"] < 1e-3
     assert not {"actor/grad_norm", "fuse/update_own_log_probs"} & lean.metrics[1].keys()
     assert lean.metrics[2]["fuse/update_old_log_prob_passes"] == 1.0
 
 
-def test_steps_have_no_pass_for_old_log_probs_and_verls_metrics_of_them(lean: Finished):
+def test_the_pass_has_the_other_mini_batch_alone_and_metrics_are_of_all_samples(lean: Finished):
     for step in TRAINED:
-        metrics = lean.metrics[step]
-        assert metrics["fuse/update_own_log_probs"] == 1.0
-        assert metrics["actor/ppo_kl"] == 0.0
+        metrics, spans = lean.metrics[step], timeline(lean, step)
+        tokens = [
+            span.args["prompt_tokens"] + span.args["response_tokens"] for span in spans.spans if span.name == "request"
+        ]
+        shares = [sum(chosen) / sum(tokens) for chosen in combinations(tokens, len(tokens) // 2)]
+        share = metrics["fuse/update_own_log_probs"]
+        assert 0 < share < 1
+        assert min(abs(share - one) for one in shares) < 1e-6, "half of the samples"
+        assert abs(metrics["actor/ppo_kl"]) < 1e-3
         assert metrics["actor/entropy"] > 0
-        # The rollout's probabilities and the model's: of all samples, by the update's own passes.
+        # The rollout's probabilities and the model's, of the update's own passes and of verl's.
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
         assert metrics["rollout_corr/kl"] == pytest.approx(0.0, abs=1e-4)
-        assert not passes(lean, step)
+        (old,) = [span for span in spans.on("step") if span.name == "old_log_prob"]
+        (advantages, update) = (
+            next(span for span in spans.on("step") if span.name == name) for name in ("adv", "update_actor")
+        )
+        assert advantages.end <= old.start
+        assert old.end <= update.start
+        assert passes(lean, step)
 
 
 def test_what_was_left_out_is_said(lean: Finished):

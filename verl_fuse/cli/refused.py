@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.host.start.settings import load_settings
+from verl_fuse.spec.composed import getter
 
 if TYPE_CHECKING:
     # Numba, which the simulator needs, takes a second to import.
@@ -20,21 +21,25 @@ if TYPE_CHECKING:
 
 def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the refusals of `config` with these overrides (KEY=VALUE or +KEY=VALUE); none if the run can start."""
-    changed = deepcopy(config)
-    OmegaConf.set_struct(changed, False)
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
-        OmegaConf.update(changed, key, yaml.safe_load(value), force_add=True)
     try:
-        load_settings(changed)
+        load_settings(_changed(config, overrides))
     except FuseError as error:
         return tuple(map(str, error.args))
     return ()
 
 
+def _changed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    changed = deepcopy(config)
+    OmegaConf.set_struct(changed, False)
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        OmegaConf.update(changed, key, yaml.safe_load(value), force_add=True)
+    return changed
+
+
 def excluded(config: DictConfig | None) -> "Excluded":
-    """Return the function that finds the refusals of two features together that neither has alone, in this
-    configuration; in one that says nothing, where it is None."""
+    """Return the function that finds the refusals of two features together that neither has alone, and why one leaves
+    the other nothing to do, in this configuration; where it is None, refusals in one that says nothing."""
     base = OmegaConf.create({}) if config is None else config
 
     @cache
@@ -42,7 +47,12 @@ def excluded(config: DictConfig | None) -> "Excluded":
         return refused(base, overrides)
 
     def together(one: Feature, other: Feature) -> tuple[str, ...]:
-        alone = {*found(one.overrides), *found(other.overrides)}
-        return tuple(line for line in found((*one.overrides, *other.overrides)) if line not in alone)
+        alone, both = {*found(one.overrides), *found(other.overrides)}, (*one.overrides, *other.overrides)
+        lines = [line for line in found(both) if line not in alone]
+        if config is not None and not lines:
+            without = getter(_changed(base, ())), getter(_changed(base, both))
+            reasons = [[feature.idle(get) for get in without] for feature in (one, other)]
+            lines = [beside for before, beside in reasons if beside and not before]
+        return tuple(lines)
 
     return together

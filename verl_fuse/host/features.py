@@ -101,13 +101,18 @@ class Features:
         skip_old_log_prob: bool,
         metrics: Literal["stock", "computed"],
         balance: bool = False,
+        short_pass: bool = False,
     ) -> None:
-        """Leave samples without a gradient out of the actor's update, which computes its old log-probs itself;
-        `metrics` are of all samples or of those that are computed. `balance`: balanced in steps that leave no sample
-        out, too. The actor's workers must be of the class that host/update/lean/worker.py makes."""
+        """Leave samples without a gradient out of the actor's update, whose first mini-batch computes its old log-probs
+        itself; `metrics` are of all samples or of those that are computed. `balance`: balanced in steps that leave no
+        sample out, too. `short_pass`: the pass for the other mini-batches leaves out samples without a gradient. The
+        actor's workers must be of the class that host/update/lean/worker.py makes."""
         correction = self.config.algorithm.get("rollout_correction", None)
         bypass = bool(correction and correction.get("bypass_mode", False))
-        trainer, options = self._trainer, LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics, bypass)
+        trainer, options = (
+            self._trainer,
+            LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics, bypass, short_pass),
+        )
         trainer.parts.append(LeanUpdates(trainer, trainer.run_stage, options, balance))
 
     def use_balanced_updates(self, models: Sequence[Model]) -> None:

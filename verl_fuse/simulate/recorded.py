@@ -203,7 +203,7 @@ class Saving:
 class Recording:
     """A recorded run, replayed. By step: the step, its decode times, and its rollout before and after generation.
     `seconds` and `stages` are means over the steps; `drafted` tells that fuse.speculation was on, `accelerator` that
-    the devices were no CPUs."""
+    the devices were no CPUs; the actor trained on so many `mini_batches` a step."""
 
     steps: Sequence[ReplayedStep]
     timings: Sequence[ReplicaTiming]
@@ -217,6 +217,7 @@ class Recording:
     options: SimulationOptions
     drafted: bool
     accelerator: bool
+    mini_batches: int
 
     @property
     def dedicated(self) -> bool:
@@ -244,6 +245,7 @@ def replay(
     savings: Mapping[str, Callable[[Recording], Saving]],
     drafted: bool = False,
     accelerator: bool = False,
+    mini_batches: int = 1,
 ) -> Replay:
     """Return the saving of every feature of `savings`, for steps that had as many samples and replicas each (others are
     left out)."""
@@ -269,6 +271,7 @@ def replay(
         options=options,
         drafted=drafted,
         accelerator=accelerator,
+        mini_batches=mini_batches,
     )
     return Replay(
         len(steps),

@@ -84,7 +84,7 @@ def simulate_step(
     """Simulate one step of `workload` placed by `plan`; `realloc` adds nothing to a plan that already has several
     layouts."""
     features = features_of(strategy)
-    if "old_log_prob" in features and workload.epochs == workload.minibatches == 1:
+    if "old_log_prob" in features and workload.minibatches == 1:
         workload = replace(workload, old_log_prob=False)
     if "values" in features and workload.epochs == workload.minibatches == 1:
         workload = replace(workload, values=False)
@@ -197,7 +197,7 @@ def _left_out(features: frozenset[str], workload: Workload) -> Iterator[str]:
     if "zero_gradient" in features:
         yield f"{workload.zero_gradient:.0%} of the samples have no gradient"
     if "old_log_prob" in features and workload.old_log_prob:
-        yield "several updates a step: old log-probs are needed"
+        yield f"old log-probs of {workload.minibatches - 1} of {workload.minibatches} mini-batches are needed"
     if "values" in features and workload.critic is None:
         yield "no critic is trained"
     elif "values" in features and workload.values:
@@ -218,13 +218,18 @@ def step_tasks(
     batches = {c.name: call_batch(workload, c, plan.call(c.name), tokens, options) for c in workload.calls[1:]}
     rollout_mesh = plan.call("actor_generate").mesh
     infer = [call for call in workload.calls if call.kind == "infer"]
-    shared = tuple(call for call in infer if plan.call(call.name).mesh.overlaps(rollout_mesh))
+    # What is left of old log-probs waits for advantages.
+    early = [call for call in infer if not ("old_log_prob" in features and call.name == "actor_infer")]
+    shared = tuple(call for call in early if plan.call(call.name).mesh.overlaps(rollout_mesh))
     takeover = shared if "interstage" in features and is_dedicated(cost, options) else ()
     update = update_of(workload, plan, cost, features, options)
     generation = generate(workload, plan, cost, features, lengths, takeover, options, update)
     seconds = {
         call.name: infer_seconds(workload, call, plan.call(call.name), cost, batches[call.name]) for call in infer
     }
+    if "old_log_prob" in features and "actor_infer" in seconds:
+        # The first mini-batch computes its own, and samples without a gradient need none.
+        seconds["actor_infer"] *= (1 - 1 / workload.minibatches) * (1 - workload.zero_gradient)
     left = dict(seconds)
     if generation.inference_end is not None:
         _scale(left, takeover, generation.inference_end - generation.end)
@@ -239,7 +244,7 @@ def step_tasks(
         _scale(left, shared, end - generation.end)
     if features & {"interstage", "streaming"}:
         # A critic with workers of its own computes its values in one call, behind its update.
-        apart = [c for c in infer if c not in shared and not ("placement" in features and c.role == "critic")]
+        apart = [c for c in early if c not in shared and not ("placement" in features and c.role == "critic")]
         for mesh in {plan.call(call.name).mesh for call in apart}:
             streamed = tuple(call for call in apart if plan.call(call.name).mesh == mesh)
             total = sum(seconds[call.name] for call in streamed)

@@ -250,12 +250,12 @@ def run(
             calculate_entropy=arm.actor.get("calculate_entropy", False),
         )
         if arm.own:
-            _own(worker, data, arm)
+            _own(worker, data, arm, lean)
         with _fault(worker, arm.fault, arm.lean is not None, data, nothing=kind == "all"):
             output = worker.train_mini_batch(data)
         metrics = dict(tu.get(output, "metrics")) if output is not None else {}
         steps.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
-        if arm.own and arm.lean and arm.lean.get("skip_old_log_prob"):
+        if arm.own and lean.skip_old_log_prob:
             worker.log_probs_of_update(data)
     if save is not None:
         # Megatron writes checkpoints in a child process, which a daemon, as the test's ranks are, may not have.
@@ -325,12 +325,12 @@ def _set_loss(bench: Bench, worker: Any, arm: Arm) -> None:
     worker.set_loss_fn(partial(ppo_loss, config=config))
 
 
-def _own(worker: Any, data: Any, arm: Arm) -> None:
-    """Old log-probs of the model: by verl's pass, or left to the update."""
+def _own(worker: Any, data: Any, arm: Arm, lean: Any) -> None:
+    """Old log-probs of the model: by verl's pass, or left to the update, which gets 0 for what it has to compute."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested
 
-    if arm.lean and arm.lean.get("skip_old_log_prob"):
+    if lean.skip_old_log_prob and arm.mini_batches == 1:
         data.pop("old_log_probs")
         return
     rows = data.clone(recurse=False)
@@ -338,6 +338,11 @@ def _own(worker: Any, data: Any, arm: Arm) -> None:
     output = worker.infer_batch(rows)
     if output is not None:
         data["old_log_probs"] = response_from_nested(output["log_probs"], data["response_mask"])
+    if lean.skip_old_log_prob:
+        passed = [bool(row.any()) or not lean.short_pass for row in data["advantages"].unbind()]
+        for row, old in enumerate(data["old_log_probs"].unbind()):
+            if row < len(data) // arm.mini_batches or not passed[row]:
+                old.zero_()
 
 
 @contextmanager
@@ -366,6 +371,13 @@ def _fault(worker: Any, fault: str, lean: bool, data: Any, nothing: bool) -> Ite
             patch.setattr(mini_batch.LeanMiniBatch, "_split", counted)
         elif fault == "parameters stay gathered" and lean:
             patch.setattr(mini_batch, "reshard", lambda module: None)
+        elif fault == "old log-probs of a later mini-batch are its own":
+            build = mini_batch.LeanMiniBatch.__init__
+
+            def each(self: Any, engine: Any, data: Any, options: Any, loss: Any, fresh: bool, first: Any) -> None:
+                build(self, engine, data, options, loss, True)
+
+            patch.setattr(mini_batch.LeanMiniBatch, "__init__", each)
         elif fault == "off by one":
             right = response_logits.response_positions
             patch.setattr(response_logits, "response_positions", lambda rows: right(rows) + 1)
@@ -478,6 +490,7 @@ def refused_models(world: World, folder: Path) -> dict[str, Any]:
 
     from verl_fuse.errors import FuseError
     from verl_fuse.host.inference.response_logits import keep_response_logits
+    from verl_fuse.host.update.lean.options import LeanOptions
 
     class Whole(LlamaForCausalLM):
         def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, use_cache: bool) -> Any: ...
@@ -505,7 +518,7 @@ def refused_models(world: World, folder: Path) -> dict[str, Any]:
     worker.engine.module.__class__ = type("Ignoring", (Ignoring, stock), {})
     keep_response_logits(worker.engine, strict=True)
     with pytest.raises(FuseError) as refused:
-        _own(worker, _share(worker.engine, Arm(packed=True), 0, "some"), Arm())
+        _own(worker, _share(worker.engine, Arm(packed=True), 0, "some"), Arm(), LeanOptions())
     return found | {"ignored": str(refused.value)}
 
 

@@ -26,6 +26,7 @@ COMMON = (
 )
 ON = ["interstage.enabled", "elastic.enabled", "update.skip_zero_gradient", "update.balance", "update.response_logits"]
 ONE_BATCH = (f"{ACTOR}.ppo_mini_batch_size=256",)
+ONE_REPLICA = ("trainer.n_gpus_per_node=2",)
 KL = f"{ACTOR}.use_kl_loss=true"
 PASTE = ["+fuse=default", "trainer.v1.trainer_mode=fuse", "fuse.preset=fast"]
 TRIED = {
@@ -76,17 +77,20 @@ def test_what_is_on_what_not_why_and_what_unlocks_it(found):
     assert report["problems"] == report["unknown"] == []
     assert set(report["off"]) == TRIED - set(report["on"])
     (one,) = report["off"]["update.skip_old_log_prob"]
-    assert one.startswith(f"{ACTOR}.ppo_mini_batch_size=64: ")
-    assert report["unlock"] == {"update.skip_old_log_prob": list(ONE_BATCH)}
+    assert one == (
+        "fuse.interstage computes old log-probs while others generate; the update does with one mini-batch a step"
+    )
+    assert report["unlock"] == {}
     assert set(report) == {"on", "off", "unlock", "paste", "problems", "unknown"}
 
 
 @pytest.mark.parametrize("switch", ["update.skip_old_log_prob", "update.skip_zero_gradient"])
 def test_what_unlocks_a_feature_switches_it_on(found, switch: str):
-    unlock = found("--", *COMMON, f"{ACTOR}.ppo_epochs=2", KL)["unlock"][switch]
+    asked = (*COMMON, *ONE_REPLICA, f"{ACTOR}.shuffle=true", KL)
+    unlock = found("--", *asked)["unlock"][switch]
     if switch == "update.skip_old_log_prob":
-        assert f"{ACTOR}.ppo_epochs=1" in unlock
-    assert switch in found("--", *COMMON, f"{ACTOR}.ppo_epochs=2", KL, *unlock)["on"]
+        assert unlock == [f"{ACTOR}.shuffle=false"]
+    assert switch in found("--", *asked, *unlock)["on"]
 
 
 def test_keys_that_the_run_adds_are_unlocked_by_keys_that_are_added(found):
@@ -111,7 +115,7 @@ def test_a_feature_that_nothing_unlocks_has_reasons_alone(found):
 def test_nothing_on_is_exit_code_0_and_nothing_to_paste(said, found):
     fused = "actor_rollout_ref.model.use_fused_kernels=true"
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.tensor_model_parallel_size=1")
-    alone = (*COMMON, f"{ROLLOUT}.name=sglang", *one, KL, fused)
+    alone = (*COMMON, f"{ROLLOUT}.name=sglang", *one, KL, fused, f"{ACTOR}.shuffle=true")
     report = found("--", *alone)
     assert (report["on"], report["paste"]) == ([], [])
     code, out, _ = said("--", *alone)
@@ -177,11 +181,11 @@ def test_keys_of_fuse_that_the_run_has_win_and_are_not_pasted_again(found):
 
 
 def test_the_text_names_all_of_it_and_marks_another_training(said):
-    code, out, _ = said("--", *COMMON, "trainer.no_such=1", "actor_rollout_ref.model.use_liger=true")
+    code, out, _ = said("--", *COMMON, KL, "trainer.no_such=1", "actor_rollout_ref.model.use_liger=true")
     out = " ".join(out.split())
     assert code == 0
-    assert f"fuse.preset=fast switches on: {', '.join(ON[:-1])}" in out
-    assert f"with {' '.join(ONE_BATCH)} it is on (other training: {ACTOR}.ppo_mini_batch_size)" in out
+    assert f"fuse.preset=fast switches on: {', '.join([*ON[:2], 'update.balance'])} without" in out
+    assert f"with {ACTOR}.use_kl_loss=false it is on (other training: {ACTOR}.use_kl_loss)" in out
     assert "with actor_rollout_ref.model.use_liger=false it is on Keys" in out, "other kernels are no other training"
     assert "left out: trainer.no_such" in out
     assert out.endswith(f"Paste: {' '.join(PASTE)}")
@@ -228,7 +232,7 @@ def test_a_script_is_read_with_its_own_arguments(found, said, tmp_path: Path, mo
         "update.response_logits",
     ]
     monkeypatch.setenv("GPUS", "2")
-    assert found("--script", file)["on"] == ON[2:], "one replica"
+    assert found("--script", file)["on"] == ["update.skip_old_log_prob", *ON[2:]], "one replica"
     assert "GPUS" not in found("--script", file)["unset"]
 
 

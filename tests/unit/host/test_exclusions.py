@@ -33,6 +33,7 @@ PLACED = {"first": 2, "devices": 2}
 CPU = {"trainer.device": "cpu", "critic.ppo_mini_batch_size": 4}
 PARKED = {"fuse.elastic.enabled": True, "fuse.elastic.max_replicas": 2}
 ONE_MINI_BATCH = {"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 8}
+SEVERAL_MINI_BATCHES = {"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 4}
 ONE_CRITIC_BATCH = {"data.train_batch_size": 8, "critic.ppo_mini_batch_size": 8}
 STREAMED = {
     **ONE_MINI_BATCH,
@@ -71,8 +72,8 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.speculation.enabled", True, {}, "fsdp2"),
     ("fuse.update.skip_zero_gradient", True, {}, "fsdp2"),
     ("fuse.update.skip_zero_gradient", True, {}, "megatron"),
-    ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "fsdp2"),
-    ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "megatron"),
+    ("fuse.update.skip_old_log_prob", True, SEVERAL_MINI_BATCHES, "fsdp2"),
+    ("fuse.update.skip_old_log_prob", True, SEVERAL_MINI_BATCHES, "megatron"),
     ("fuse.update.skip_values", True, ONE_CRITIC_BATCH, "fsdp2"),
     ("fuse.update.skip_values", True, ONE_CRITIC_BATCH, "megatron"),
     ("fuse.update.balance", True, ONE_CRITIC_BATCH, "fsdp2"),

@@ -123,6 +123,18 @@ def test_fast_streams_to_a_critic_and_says_what_refuses_the_rest(host):
     assert "without update.skip_old_log_prob: algorithm.use_kl_in_reward=true" in said
 
 
+def test_slices_compute_old_log_probs_of_several_mini_batches_where_there_are_any(base):
+    several = {"actor_rollout_ref__actor__ppo_mini_batch_size": 4, "actor_rollout_ref__actor__ppo_epochs": 2}
+    settings, found = loaded(base, "fast", **several)
+    assert {"interstage", "skip_old_log_prob"} & found["on"] == {"interstage"}
+    assert any("without update.skip_old_log_prob: fuse.interstage computes" in line for line in settings.chosen)
+    for one in ({"fuse__interstage__enabled": False}, {"trainer__n_gpus_per_node": 1}):
+        _, found = loaded(base, "fast", **several, **one)
+        assert {"interstage", "skip_old_log_prob"} & found["on"] == {"skip_old_log_prob"}
+    _, found = loaded(base, "safe", **several)
+    assert "skip_old_log_prob" in found["on"]
+
+
 def test_every_refusal_of_a_feature_is_told_in_one_line_of_the_preset(base):
     settings, _ = loaded(
         base, "fast", algorithm__adv_estimator="gae", actor_rollout_ref__actor__fsdp_config__qat__enable=True

@@ -32,8 +32,9 @@ def step(seed: int = 0, fit: DecodeFit = DecodeFit(0.1, 2e-3, 1e-4), stages: dic
     return ReplayedStep(1, 20.0, blank.stages, blank.replica, blank.prompt, response, np.zeros(256), done.finish)
 
 
-def ask(*steps: ReplayedStep, dedicated: bool = True, latency: float = 0.05):
-    return replay(steps, SimulationOptions(dedicated=dedicated, migration_latency=latency), SAVINGS)
+def ask(*steps: ReplayedStep, dedicated: bool = True, latency: float = 0.05, mini_batches: int = 1):
+    options = SimulationOptions(dedicated=dedicated, migration_latency=latency)
+    return replay(steps, options, SAVINGS, mini_batches=mini_batches)
 
 
 def test_the_fit_finds_the_speed_of_the_replicas():
@@ -112,6 +113,8 @@ def test_what_an_update_could_have_left_out():
         assert all(saving.note.startswith("it was on") for saving in on)
     zero, _ = found(replace(plain, zero_gradient=0.5), plain)
     assert "does not say" in zero.note
+    old = ask(plain, mini_batches=4).savings["old_log_prob"]
+    assert (old.seconds, old.note) == (pytest.approx(0.5), "the first of 4 mini-batches computes the same")
 
 
 def test_values_that_the_critics_update_could_have_computed():

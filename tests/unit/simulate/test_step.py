@@ -94,17 +94,22 @@ def test_samples_without_a_gradient_are_not_trained_on():
     assert "40% of the samples have no gradient" in ours.notes
 
 
-def test_old_log_probs_are_left_out_of_steps_with_one_update():
+def test_old_log_probs_of_the_first_mini_batch_are_left_out():
     options = replace(NO_POLL, fuse_poll=0.0)
     one = replace(ppo(), minibatches=1)
     ours = run(one, "old_log_prob", options)
     assert "old_log_prob" not in ours.stages
     assert run(one, "stock").seconds - ours.seconds == pytest.approx(run(one, "stock").stages["old_log_prob"], rel=0.01)
-    for updates in ({"minibatches": 2}, {"minibatches": 1, "epochs": 2}):
-        several = run(replace(ppo(), **updates), "old_log_prob", options)
-        assert several.seconds == run(replace(ppo(), **updates), "stock").seconds
-        assert "several updates a step: old log-probs are needed" in several.notes
-    assert run(one, "update", options).seconds == ours.seconds
+    twice = replace(one, epochs=2)
+    assert "old_log_prob" not in run(twice, "old_log_prob", options).stages
+    four, some = replace(one, minibatches=4), replace(one, minibatches=4, zero_gradient=0.5)
+    stock, ours = run(four, "stock"), run(four, "old_log_prob", options)
+    assert ours.stages["old_log_prob"] == pytest.approx(0.75 * stock.stages["old_log_prob"])
+    assert stock.seconds - ours.seconds == pytest.approx(0.25 * stock.stages["old_log_prob"], rel=0.01)
+    assert "old log-probs of 3 of 4 mini-batches are needed" in ours.notes
+    both = run(some, "update", options).stages["old_log_prob"]
+    assert both == pytest.approx(0.375 * stock.stages["old_log_prob"])
+    assert run(one, "update", options).seconds == run(one, "old_log_prob", options).seconds
 
 
 def test_values_are_left_out_of_steps_with_one_update():

@@ -114,6 +114,8 @@ def test_what_fits_is_not_refused():
     ("key", "value"),
     [
         ("fuse.update.skip_old_log_prob", False),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 4),
+        ("actor_rollout_ref.actor.ppo_epochs", 2),
         (f"{ACTOR}.strategy", "megatron"),
         ("algorithm.adv_estimator", "reinforce_plus_plus"),
         ("algorithm.filter_groups.enable", True),
@@ -207,13 +209,15 @@ def test_the_plugin_answers_where_it_was_switched_on():
         def use_streamed_update(self, *asked) -> None:
             self.asked = asked
 
-        def use_lean_update(self, *asked) -> None:
-            self.asked = asked
+        def use_lean_update(self, *asked, **more) -> None:
+            self.asked = (*asked, more)
 
     for stream in (True, False):
         plugin, trainer = UpdatePlugin(), Trainer(stream)
         plugin.fuse_setup(trainer=trainer)
-        assert trainer.asked == ((False, "stock", True) if stream else (False, True, "stock", False))
+        assert trainer.asked == (
+            (False, "stock", True) if stream else (False, True, "stock", {"balance": False, "short_pass": False})
+        )
         assert groups(plugin.fuse_train_next(view=view(("a", 10)), lane=lane())) == (["a"] if stream else [])
     full = Trainer(True, replace(RANK, device=80 * 2**30))
     with pytest.raises(FuseError, match="do not fit on the device of rank 0"):

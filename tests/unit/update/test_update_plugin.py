@@ -1,6 +1,7 @@
 """Refusals of the plugin `update`, and the runs in which it takes part."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from verl_fuse import plugins
 from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Function
+from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.losses import ANY_LOSSES, BALANCED_LOSSES, ROW_LOSSES
 from verl_fuse_update.plugin import UpdatePlugin
 from verl_fuse_update.refusals import balanced_models
@@ -71,8 +73,6 @@ ONLY_OWN = {
     "algorithm.rollout_correction.bypass_mode": True,
     "algorithm.rollout_correction.rollout_is": "token",
     "algorithm.rollout_correction.rollout_rs": "token_k1",
-    f"{ACTOR}.ppo_mini_batch_size": 4,
-    f"{ACTOR}.ppo_epochs": 2,
 }
 MEGATRON = {
     f"{ACTOR}.megatron.dynamic_context_parallel": True,
@@ -105,6 +105,13 @@ def test_what_gives_every_sample_a_gradient_is_refused(key, value):
 def test_what_reads_old_log_probs_is_refused(key, value):
     assert refused(OWN, **{key: value}) == {key}
     assert refused(SKIP, **{key: value}) == set()
+
+
+def test_the_first_of_several_mini_batches_is_known_unless_it_is_drawn():
+    several, shuffled = {f"{ACTOR}.ppo_mini_batch_size": 4, f"{ACTOR}.ppo_epochs": 2}, {f"{ACTOR}.shuffle": True}
+    assert refused(OWN, **several) == refused(OWN, **shuffled) == set()
+    assert refused(OWN, **several, **shuffled) == {f"{ACTOR}.shuffle"}
+    assert refused(SKIP, **several, **shuffled) == set()
 
 
 @pytest.mark.parametrize(("key", "value"), (MEGATRON | MEGATRON_SKIP).items())
@@ -186,6 +193,26 @@ def test_workers_leave_out_what_is_switched_on(monkeypatch, switches):
     assert [(one.skip_zero_gradient, one.skip_old_log_prob) for one in asked] == [
         (SKIP in switches, OWN in switches)
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("metrics", "loss", "short"),
+    [
+        ("computed", "vanilla", True),
+        ("computed", "gspo", True),
+        ("computed", "dro", False),
+        ("stock", "vanilla", False),
+    ],
+)
+def test_the_pass_is_shorter_where_no_metric_and_no_loss_needs_it(metrics, loss, short):
+    block, asked = UpdateConfig(skip_old_log_prob=True, metrics=metrics), []
+    trainer = SimpleNamespace(
+        block=lambda name: block,
+        config=composed(OWN, **{f"{ACTOR}.policy_loss.loss_mode": loss}),
+        use_lean_update=lambda *arguments, **more: asked.append((arguments, more)),
+    )
+    UpdatePlugin().fuse_setup(trainer=trainer)
+    assert asked == [((False, True, metrics), {"balance": False, "short_pass": short})]
 
 
 BALANCE = "fuse.update.balance"

@@ -1,32 +1,38 @@
 """Does the driver's part of a lean update: chooses the stages that run and the rows of each rank, and counts the work
 left out.
 
-Invariants (tests/integration/test_lean_run.py, tests/unit/host/test_lean_driver.py):
-- the old log-prob pass is left out only in steps that train the actor on one mini-batch, and is run and counted in all
-  others;
+Invariants (tests/integration/test_lean_run.py, tests/integration/test_lean_driver.py):
+- rows leave the old log-prob pass only in steps that train the actor, on mini-batches whose rows are known; in all
+  others the whole pass is run and counted;
+- where a pass computed any old log-probs, the other rows have some before the update, too, which are 0: TransferQueue
+  drops a column that one row lacks;
 - metrics that are made of old log-probs are made of the update's, after it;
 - the batch that goes on is verl's, whatever order its rows were trained in.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+import transfer_queue as tq
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
-from verl_fuse.host.inference.stages import old_log_prob_metrics
+from verl_fuse.host.inference.stages import micro_batch, old_log_prob_metrics
 from verl_fuse.host.record.spans import Stopwatch
 from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
 from verl_fuse.host.update.balance import Cut, balanced, cut_of, in_order, share_saved, work_of
 from verl_fuse.host.update.lean.options import LEAN, LeanOptions
 from verl_fuse.host.upstream.advantages import without_gradient
-from verl_fuse.host.upstream.rows import read, rows, tags_of
+from verl_fuse.host.upstream.dispatch import data_parallel_size
+from verl_fuse.host.upstream.rows import TRAIN, read, rows, tags_of
 from verl_fuse.spec.timeline import UPDATE_ACTOR, ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS
 
 logger = logging.getLogger(__name__)
@@ -35,10 +41,10 @@ logger = logging.getLogger(__name__)
 FORWARD = 1 / 3
 
 
-def saved_seconds(seconds: float, skipped: float, own: bool, forwarded: float) -> float:
+def saved_seconds(seconds: float, skipped: float, own: float, forwarded: float) -> float:
     """Return the seconds saved by an update that took `seconds`: metrics needed a forward pass for the left-out share
-    `skipped` of its tokens in the share `forwarded` of the mini-batches, and with `own` the pass for old log-probs is
-    saved, too."""
+    `skipped` of its tokens in the share `forwarded` of the mini-batches, and the share `own` of the tokens left the
+    pass for old log-probs."""
     left = skipped * (1 - FORWARD * forwarded)
     return seconds * (left + FORWARD * own) / (1 - left) if left < 1 else 0.0
 
@@ -49,8 +55,10 @@ class LeanUpdates(TrainerPart):
 
     def __init__(self, trainer: Any, run: RunStage, options: LeanOptions, balance: bool = False) -> None:
         self._trainer, self._run, self._options, self._balance = trainer, run, options, balance
-        self._own = False
-        self._passes = 0
+        self._own, self._passes = False, 0
+        # The rows of the step that have old log-probs after its update, and verl's pass where it waits for advantages.
+        self._known: list[str] = []
+        self._pass: StageMethod | None = None
         # Seconds in which the update trained before its stage began.
         self.seconds_before = 0.0
         self.metrics: dict[str, float] = {}
@@ -63,9 +71,9 @@ class LeanUpdates(TrainerPart):
         return stock(batch, metrics, partial(self.actor, actor=stock.method) if stage == "update_actor" else None)
 
     def old_log_prob(self, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
-        """Run verl's pass, or no pass where the update computes the same."""
+        """Run verl's pass, or let it wait for advantages where the update computes a part of the same."""
         reason = self._why_pass(batch) if self._options.skip_old_log_prob else ""
-        self._own = reason is None
+        self._own, self._pass = reason is None, stock
         if reason:
             self._passes += 1
             logger.info("step %d computes old log-probs: %s", self._trainer.global_steps, reason)
@@ -82,13 +90,14 @@ class LeanUpdates(TrainerPart):
         kept = found if self._options.skip_zero_gradient else [True] * len(batch)
         shares = without_gradient(batch, kept)
         said = {"skipped_samples": shares[ZERO_GRADIENT_SAMPLES], "skipped_tokens": shares[ZERO_GRADIENT_TOKENS]}
-        said["own_log_probs"] = float(self._own)
+        said["own_log_probs"] = self._pass_rest(batch, found, metrics) if self._own else 0.0
         watch = Stopwatch()
         self._run(UPDATE_ACTOR, "train", partial(self.train, batch, kept, metrics, actor), **said)
         saved = saved_seconds(
             watch.now - watch.start + self.seconds_before,
             said["skipped_tokens"],
-            self._own,
+            # The pass is one of an epoch's forward passes.
+            said["own_log_probs"] / self._trainer.config.actor_rollout_ref.actor.ppo_epochs,
             self._forwarded(len(batch) // self._mini_batch),
         )
         self.metrics = {f"fuse/update_{name}": share for name, share in said.items()} | {
@@ -96,27 +105,62 @@ class LeanUpdates(TrainerPart):
             "fuse/update_old_log_prob_passes": float(self._passes),
         }
         if self._own:
-            computed = [key for key, one in zip(batch.keys, kept, strict=True) if one]
-            told = list(batch.keys) if self._options.metrics == "stock" else computed
+            several, options = len(batch) > self._mini_batch, self._options
+            # With a KL loss the update computes rows that the pass left out: what it says is of the same rows in all
+            # mini-batches.
+            counted = found if options.short_pass and several else kept
+            computed = {key for key, one in zip(batch.keys, counted, strict=True) if one}
+            told = [key for key in self._known if options.metrics == "stock" or key in computed]
             metrics.update(self._of_old_log_probs(rows(told, tags_of(batch), None)) if told else {})
         return batch
+
+    def _pass_rest(self, batch: KVBatchMeta, with_gradient: Sequence[bool], metrics: dict) -> float:
+        """Run verl's pass for the rows whose old log-probs no update computes; return the share of the tokens that left
+        it, padding not counted."""
+        places, work = range(len(batch)), work_of(batch)
+        first = set(self._of_first(batch))
+        wanted = {
+            place for place in places if place not in first and (with_gradient[place] or not self._options.short_pass)
+        }
+        # verl deals as many rows out to each rank, in micro-batches of one size.
+        ranks = self._cut.ranks
+        multiple = ranks * micro_batch(self._trainer.config, "old_log_prob", ref_in_actor=False)
+        spare = sorted(set(places) - wanted, key=lambda place: (place in first, work[place]))
+        wanted |= set(spare[: -len(wanted) % multiple])
+        passed, left = sorted(wanted), [place for place in places if place not in wanted]
+        if passed:
+            assert self._pass is not None, "an update before its old log-probs"
+            order = balanced([work[place] for place in passed], Cut(ranks, len(passed)))
+            self._pass(in_order(batch, [passed[place] for place in order]), metrics)
+        if passed and left:
+            # Without a pass there is no column.
+            _write_zeros(in_order(batch, left), in_order(batch, passed[:1]))
+        self._known = [batch.keys[place] for place in sorted(first | wanted)]
+        return without_gradient(batch, [place in wanted for place in places])[ZERO_GRADIENT_TOKENS]
 
     def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: StageMethod) -> None:
         """Update the actor on its lane; `kept` tells for each row whether it is computed."""
         ordered = self._ordered(batch, kept, metrics)
         lean = replace(self._options, skip_old_log_prob=self._own)
         ordered.extra_info = {**(ordered.extra_info or {}), LEAN: lean}
-        actor(ordered, metrics)
         if self._own:
-            asked = replace(ordered, fields=["response_mask"], extra_info={})
+            # verl's batch lists the columns that were there before old log-probs.
+            ordered.fields = None
+        actor(ordered, metrics)
+        first = self._of_first(batch) if self._own else []
+        computed = dict(zip(batch.keys, kept, strict=True))
+        if first and (self._options.metrics == "stock" or any(computed[ordered.keys[place]] for place in first)):
+            asked = replace(in_order(ordered, first), fields=["response_mask"], extra_info={})
             self._trainer.actor_rollout_wg.log_probs_of_update(asked)
 
     def _why_pass(self, batch: KVBatchMeta) -> str | None:
         config, step = self._trainer.config, self._trainer.global_steps
         if config.trainer.critic_warmup > step:
             return "the actor is not trained yet"
-        if len(batch) != self._mini_batch:
-            return f"{len(batch)} rows are not one mini-batch of {self._mini_batch}"
+        if not self._cut.divides(len(batch)):
+            return f"{len(batch)} rows are not mini-batches of {self._mini_batch} on {self._cut.ranks} ranks"
+        if len(batch) != self._mini_batch and config.actor_rollout_ref.actor.shuffle:
+            return "each rank draws the rows of its first mini-batch"
         return None
 
     def _forwarded(self, mini_batches: int) -> float:
@@ -129,6 +173,15 @@ class LeanUpdates(TrainerPart):
             return 1.0
         return 1.0 - 1.0 / (mini_batches * actor.ppo_epochs)
 
+    def _of_first(self, batch: KVBatchMeta) -> list[int]:
+        """Return the places of the first mini-batch's rows, rank by rank."""
+        return [place for rank in self._cut.places(len(batch))[0] for place in rank]
+
+    @property
+    def _cut(self) -> Cut:
+        """Return how verl cuts a batch into mini-batches; micro-batches are cut anew on their rank."""
+        return Cut(data_parallel_size(self._trainer.actor_rollout_wg, "actor"), self._mini_batch)
+
     @property
     def _mini_batch(self) -> int:
         block = self._trainer.config.actor_rollout_ref
@@ -138,9 +191,7 @@ class LeanUpdates(TrainerPart):
         order = list(range(len(batch)))
         # With shuffled rows each epoch has mini-batches of its own.
         if (self._balance or not all(kept)) and not self._trainer.config.actor_rollout_ref.actor.shuffle:
-            cut = cut_of(self._trainer, "actor")
-            # Micro-batches of the computed rows are cut anew on their rank.
-            cut = cut if all(kept) else Cut(cut.ranks, cut.mini_batch)
+            cut = cut_of(self._trainer, "actor") if all(kept) else self._cut
             work = [one * amount for one, amount in zip(kept, work_of(batch), strict=True)]
             order = balanced(work, cut)
             if self._balance:
@@ -169,3 +220,14 @@ class LeanUpdates(TrainerPart):
             _, more = compute_rollout_correction_and_add_to_batch(DataProto(batch=data.to_padded_tensor()), correction)
             found |= more
         return found
+
+
+def _write_zeros(batch: KVBatchMeta, like: KVBatchMeta) -> None:
+    """Write old log-probs of 0 for these rows, in the precision of the rows `like`."""
+    kind = read(like, ["old_log_probs"])["old_log_probs"].dtype
+    mask = read(batch, ["response_mask"])["response_mask"]
+    zeros = torch.zeros(mask.values().shape, dtype=kind)
+    fields = TensorDict(
+        {"old_log_probs": torch.nested.nested_tensor_from_jagged(zeros, mask.offsets())}, batch_size=[len(batch)]
+    )
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id or TRAIN, fields=fields)

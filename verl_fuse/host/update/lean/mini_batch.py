@@ -8,6 +8,8 @@ Invariants (tests/integration/test_lean_engines.py):
 - rows are left out only where every advantage that counts is exactly 0; where no rank has any, verl's own split is
   used;
 - denominators, optimizer steps and learning rates are verl's; every parameter has a gradient when the optimizer steps;
+- old log-probs that no pass computed are the model's own: of the first mini-batch, before any step of the update, in
+  later epochs too; of a sample without a gradient, whose ratio is then 1;
 - metrics are verl's loss function on verl's own micro-batches (`stock`), or on all computed rows at once (`computed`).
 """
 
@@ -29,7 +31,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
 from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD, LeanOptions
-from verl_fuse.host.update.lean.rows import lengths, nested, selected, without_weight
+from verl_fuse.host.update.lean.rows import Outputs, lengths, nested, selected, without_weight
 from verl_fuse.host.upstream.advantages import has_gradient
 from verl_fuse.host.weights.gathered import reshard
 
@@ -38,20 +40,27 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
 class LeanMiniBatch:
     """A mini-batch with `loss`, verl's loss function; `fresh`: parameters are still the ones that the batch's old
-    log-probs were computed with."""
+    log-probs were computed with; `first` has outputs of the update's first mini-batch, if that computed old
+    log-probs."""
 
-    def __init__(self, engine: Any, data: Any, options: LeanOptions, loss: Loss, fresh: bool) -> None:
+    def __init__(
+        self, engine: Any, data: Any, options: LeanOptions, loss: Loss, fresh: bool, first: Outputs | None = None
+    ) -> None:
         self._engine, self._data, self._options, self._loss = engine, data, options, loss
-        self._fresh = fresh and not options.bypass
+        self._fresh, self._first = fresh and not options.bypass, first or {}
         self._group = engine.get_data_parallel_group()
-        self.own = options.skip_old_log_prob
+        self.own = options.skip_old_log_prob and fresh
         self._entropy = bool(get_non_tensor_data(data, "calculate_entropy", default=False))
         keep = has_gradient(data) if options.skip_zero_gradient else [True] * len(data)
         self._kept = [row for row, kept in enumerate(keep) if kept]
         self._rest = [row for row, kept in enumerate(keep) if not kept]
+        short = options.skip_old_log_prob and options.short_pass
+        passed = has_gradient(data) if short else [True] * len(data)
+        self._not_passed = {row for row, one in zip(data[ROW_FIELD].tolist(), passed, strict=True) if not one}
         self._skips = bool(self._largest(len(self._rest)))
-        # The model's output for each computed row, by the row's place.
+        # The model's output for each computed row, by the row's place; and for any row, of this rank or none.
         self.outputs: dict[int, dict[str, torch.Tensor]] = {}
+        self.like: dict[str, torch.Tensor] = {}
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -150,15 +159,31 @@ class LeanMiniBatch:
     def _note(self, model_output: dict[str, Any], data: Any) -> None:
         found = {key: model_output[key].detach().unbind() for key in ("log_probs", "entropy") if key in model_output}
         for place, row in enumerate(data[ROW_FIELD].tolist()):
+            self.like = {key: rows[place] for key, rows in found.items()}
             if row != NO_ROW:
-                self.outputs[row] = {key: rows[place] for key, rows in found.items()}
+                self.outputs[row] = self.like
 
     def _known(self, model_output: dict[str, Any], data: Any) -> dict[str, Any]:
         """Return the model's output as verl's update would have it, and set the batch's old log-probs where they are
         the update's own."""
-        if self.own:
-            data["old_log_probs"] = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
+        if self._options.skip_old_log_prob:
+            data["old_log_probs"] = self._old_log_probs(model_output["log_probs"].detach(), data)
         return {key: value for key, value in model_output.items() if key != "entropy" or self._entropy}
+
+    def _old_log_probs(self, log_probs: torch.Tensor, data: Any) -> torch.Tensor:
+        mine = response_from_nested(log_probs, data["response_mask"])
+        if self.own:
+            return mine
+        found = []
+        passed = data["old_log_probs"].unbind() if "old_log_probs" in data else mine.unbind()
+        for row, own, other in zip(data[ROW_FIELD].tolist(), mine.unbind(), passed, strict=True):
+            if row in self._first:
+                # Log-probs of a response begin one token before it.
+                other = self._first[row]["log_probs"][-len(own) - 1 : -1]
+            elif row in self._not_passed:
+                other = own
+            found.append(other.to(passed[0].dtype))
+        return nested(found)
 
     def _largest(self, number: int) -> int:
         found = torch.tensor([number], device=get_device_name())
@@ -206,9 +231,9 @@ class LeanMiniBatch:
         """Return the model's output for a row that was not computed: under the same parameters, its old log-probs."""
         length, answer = lengths(batch)[place], len(batch["response_mask"].unbind()[place])
         # Rows that were computed share a tensor with it, and have the model's precision.
-        kind = next((row["log_probs"].dtype for row in self.outputs.values()), None)
+        kind = self.like["log_probs"].dtype if self.like else None
         log_probs = torch.zeros(length, dtype=kind, device=get_device_name())
-        if not self.own:
+        if "old_log_probs" in batch:
             log_probs[length - answer - 1 : length - 1] = batch["old_log_probs"].unbind()[place]
         return {"log_probs": log_probs} | ({"entropy": torch.zeros_like(log_probs)} if self._entropy else {})
 

@@ -9,12 +9,11 @@ from tensordict import TensorDict
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils.tensordict_utils import get_non_tensor_data
 from verl.workers.engine_workers import TrainingWorker
-from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.update.lean.mini_batch import LeanMiniBatch
 from verl_fuse.host.update.lean.model import check_model
 from verl_fuse.host.update.lean.options import LEAN, ROW_FIELD, LeanOptions
-from verl_fuse.host.update.lean.rows import nested
+from verl_fuse.host.update.lean.rows import Outputs, old_log_probs_of
 
 
 class LeanTrainingWorker(TrainingWorker):
@@ -24,26 +23,30 @@ class LeanTrainingWorker(TrainingWorker):
         super().__init__(*args, **kwargs)
         self._mini_batch: LeanMiniBatch | None = None
         self._fresh = False
+        # The outputs of the first mini-batch, where they are old log-probs, and an output of any row.
+        self._first: Outputs = {}
+        self._like: Mapping[str, torch.Tensor] = {}
 
     def train_mini_batch(self, data: Any) -> TensorDict:
         """Update on a batch as verl does."""
         data[ROW_FIELD] = torch.arange(len(data))
-        self._fresh = True
+        self._fresh, self._first = True, {}
         return super().train_mini_batch(data=data)
 
     def train_batch(self, data: Any) -> TensorDict:
         """Update on one mini-batch."""
         stock: Any = self.loss_fn
         lean: Any = get_non_tensor_data(data, LEAN, default=LeanOptions())
-        self._mini_batch = LeanMiniBatch(self.engine, data, lean, stock, self._fresh)
+        self._mini_batch = LeanMiniBatch(self.engine, data, lean, stock, self._fresh, self._first)
         self._fresh, self.loss_fn = False, self._mini_batch.loss
         try:
             with self._mini_batch.computing():
-                return super().train_batch(data)
+                output = super().train_batch(data)
+            if self._mini_batch.own:
+                self._first, self._like = self._mini_batch.outputs, self._mini_batch.like
+            return output
         finally:
-            self.loss_fn = stock
-            if not self._mini_batch.own:
-                self._mini_batch = None
+            self.loss_fn, self._mini_batch = stock, None
 
     def _postprocess_output(self, output: Any, *, global_token_num: Any, forward_only: bool, **more: Any) -> TensorDict:
         if not forward_only and self._mini_batch is not None:
@@ -52,28 +55,12 @@ class LeanTrainingWorker(TrainingWorker):
         return super()._postprocess_output(output, global_token_num=global_token_num, forward_only=forward_only, **more)
 
     def log_probs_of_update(self, data: Any) -> TensorDict | None:
-        """Return log-probs and entropy that the last update, of one mini-batch, computed for these rows; 0 where it
-        computed none."""
-        assert self._mini_batch is not None, "log-probs of an update before any"
-        outputs, self._mini_batch = self._mini_batch.outputs, None
+        """Return log-probs and entropy that the first mini-batch of the last update computed for its rows, in their
+        order; 0 where it computed none."""
+        outputs, self._first = self._first, {}
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
-        return old_log_probs_of(outputs, data["response_mask"])
-
-
-def old_log_probs_of(outputs: Mapping[int, Mapping[str, torch.Tensor]], mask: torch.Tensor) -> TensorDict:
-    """Return old log-probs and entropy of the rows of `mask`, one value per response token, from the model's output for
-    each row by its place; 0 for a row without output."""
-    found = {}
-    for name, key in (("old_log_probs", "log_probs"), ("entropy", "entropy")):
-        kind = next((row[key].dtype for row in outputs.values()), None)
-        # Log-probs of a response begin one token before it.
-        whole = [
-            outputs[row][key].cpu() if row in outputs else torch.zeros(1 + len(tokens), dtype=kind)
-            for row, tokens in enumerate(mask.unbind())
-        ]
-        found[name] = response_from_nested(nested(whole), mask)
-    return TensorDict(found, batch_size=[mask.size(0)])
+        return old_log_probs_of(outputs, self._like, data["response_mask"])
 
 
 def lean_worker_class(base: type, options: LeanOptions) -> type:

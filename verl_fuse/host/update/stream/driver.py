@@ -231,6 +231,11 @@ class StreamedUpdates(LeanUpdates):
         output["perf/mfu/actor"] = output.pop("actor/mfu")
         metrics.update(reduce_metrics(output))
 
+    def _why_pass(self, batch: KVBatchMeta) -> str | None:
+        if len(batch) != self._mini_batch:
+            return f"{len(batch)} rows are not one mini-batch of {self._mini_batch}"
+        return super()._why_pass(batch)
+
     def _why_not(self, batch: KVBatchMeta, found: Mapping[str, StreamedRow]) -> str | None:
         """Return the reason why gradients that wait are of no use, or None."""
         if not self._now.handed:

@@ -14,7 +14,8 @@ from verl.utils.tensordict_utils import get as get_value
 from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import Stopwatch
 from verl_fuse.host.update.lean.options import LEAN, LeanOptions
-from verl_fuse.host.update.lean.worker import LeanTrainingWorker, lean_worker_class, old_log_probs_of
+from verl_fuse.host.update.lean.rows import old_log_probs_of
+from verl_fuse.host.update.lean.worker import LeanTrainingWorker, lean_worker_class
 from verl_fuse.host.update.stream.alone import alone, forget
 from verl_fuse.host.update.stream.options import ORDER, StreamOrder
 from verl_fuse.host.update.stream.part import StreamedRows
@@ -57,7 +58,7 @@ class StreamTrainingWorker(LeanTrainingWorker):
         self._totals.seconds += watch.now - watch.start
         if not order.counts:
             return TensorDict({}, batch_size=[])
-        return old_log_probs_of(rows.outputs, data["response_mask"])
+        return old_log_probs_of(rows.outputs, rows.like, data["response_mask"])
 
     def stream_finish(self, order: StreamOrder) -> dict[str, Any]:
         """Make the one optimizer step after the last rows, a collective of all ranks. Return verl's metrics of the
