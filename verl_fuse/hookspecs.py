@@ -90,7 +90,7 @@ class Trainer(Protocol):
         verl's."""
 
     def use_own_values(self) -> None:
-        """Update the critic where verl computes values: the update's own forward pass computes them.
+        """Update the critic where verl computes values: the first mini-batch's own forward pass computes its values.
         `fuse_worker_class` must have returned the workers of such an update."""
 
     def use_streamed_update(

@@ -1,7 +1,7 @@
 """The records of this plugin's features, and their savings on a recorded run."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from verl_fuse.feature import Feature, Fits, PresetName
 from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, Get, has_critic, no_critic
@@ -41,11 +41,17 @@ def _one_mini_batch(get: Get, block: str) -> bool:
     return get(f"{block}.ppo_mini_batch_size") == get("data.train_batch_size")
 
 
-def _streamed_anyway(get: Get) -> str | None:
-    if get("fuse.interstage.enabled") and not _one_mini_batch(get, ACTOR):
-        return (
-            "fuse.interstage computes old log-probs while others generate; the update does with one mini-batch a step"
-        )
+def _streamed_log_probs(get: Get) -> str | None:
+    return _streamed(get, ACTOR, "old log-probs")
+
+
+def _streamed_values(get: Get) -> str | None:
+    return no_critic(get) or _streamed(get, CRITIC, "values")
+
+
+def _streamed(get: Get, block: str, what: str) -> str | None:
+    if get("fuse.interstage.enabled") and not _one_mini_batch(get, block):
+        return f"fuse.interstage computes {what} while others generate; the update does with one mini-batch a step"
     return None
 
 
@@ -66,10 +72,15 @@ def _old_log_prob(run: "Recording") -> "Saving":
 
     if any(step.own_log_probs for step in run.steps):
         return Saving("it was on: the update computed its own")
-    computed = "with one mini-batch a step the update"
-    if run.mini_batches > 1:
-        computed = f"the first of {run.mini_batches} mini-batches"
-    return Saving(f"{computed} computes the same", run.stages.get(OLD_LOG_PROB, 0.0) / run.mini_batches)
+    return _of_first(run, "actor", OLD_LOG_PROB)
+
+
+def _of_first(run: "Recording", model: Literal["actor", "critic"], stage: str) -> "Saving":
+    from verl_fuse.simulate.recorded import Saving
+
+    number = run.mini_batches.get(model, 1)
+    what = "with one mini-batch a step the update" if number == 1 else f"the first of {number} mini-batches"
+    return Saving(f"{what} computes the same", run.stages.get(stage, 0.0) / number)
 
 
 def _values(run: "Recording") -> "Saving":
@@ -81,7 +92,7 @@ def _values(run: "Recording") -> "Saving":
         return Saving("not beside a fused update, or a critic with devices of its own")
     if not run.stages.get(UPDATE_CRITIC):
         return Saving("no critic was trained")
-    return Saving("with one mini-batch a step the critic's update computes the same", run.stages.get(VALUES, 0.0))
+    return _of_first(run, "critic", VALUES)
 
 
 def _stream(run: "Recording") -> "Saving":
@@ -119,13 +130,13 @@ FEATURES = (
         "old_log_prob",
         {"update.skip_old_log_prob": True},
         presets=_COMPUTED,
-        idle=_streamed_anyway,
+        idle=_streamed_log_probs,
         measured=1.25,
         strategy="old_log_prob",
         saving=_old_log_prob,
         fits=Fits(
             "updates without waste",
-            "GRPO, DAPO; PPO's critic with one mini-batch; KL loss: old log-probs alone",
+            "GRPO, DAPO; PPO's critic; KL loss: old log-probs alone",
             "FSDP, FSDP2, Megatron",
             "any",
             "2 ranks",
@@ -144,7 +155,7 @@ FEATURES = (
         "values",
         {"update.skip_values": True},
         presets={"safe": {}, "fast": {}},
-        idle=no_critic,
+        idle=_streamed_values,
         measured=1.07,
         strategy="values",
         saving=_values,

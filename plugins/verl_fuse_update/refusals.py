@@ -208,9 +208,8 @@ def refusals(get: Get) -> Iterator[Refusal]:
 
 def balanced_models(get: Get) -> list[Literal["actor", "critic"]]:
     """Return the models whose updates are balanced by themselves: an update that leaves samples out is balanced with
-    them, and one mini-batch of each step with values of its own needs nothing."""
-    actor = [] if switched_on(get) else ["actor"]
-    return [*actor, *(["critic"] if has_critic(get) and not get(CRITIC_VALUES) else [])]  # type: ignore[list-item]
+    them."""
+    return [*([] if switched_on(get) else ["actor"]), *(["critic"] if has_critic(get) else [])]  # type: ignore[list-item]
 
 
 def _balanced(get: Get) -> Iterator[Refusal]:
@@ -275,20 +274,7 @@ def _own_values(get: Get) -> Iterator[Refusal]:
         yield Refusal(f"{CRITIC}.enable", False, f"{on} needs true or null: there is no critic")
     if engine not in _OFF_WITH_VALUES_IN:
         yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {', '.join(_OFF_WITH_VALUES_IN)}")
-    prompts = get("data.train_batch_size")
-    yield from required(
-        get,
-        {
-            "trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse"),
-            f"{CRITIC}.ppo_mini_batch_size": (
-                prompts,
-                f"{on} needs one mini-batch a step: data.train_batch_size, {prompts}",
-            ),
-        },
-    )
-    if (epochs := get(f"{CRITIC}.ppo_epochs")) not in (1, None):
-        key = f"{CRITIC}.ppo_epochs"
-        yield Refusal(key, epochs, f"{on} needs 1: later epochs compare with the first one's values", {key: 1})
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
     passes = _off_in_model(f"{CRITIC}.model") | _OFF_WITH_VALUES_IN.get(engine, {})
     yield from off_beside(get, on, passes)
     off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}

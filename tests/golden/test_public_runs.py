@@ -27,7 +27,7 @@ ON = {
     "interstage.enabled": 87,
     "update.skip_zero_gradient": 69,
     "update.skip_old_log_prob": 71,
-    "update.skip_values": 1,
+    "update.skip_values": 2,
     "pipeline.enabled": 1,
 }
 

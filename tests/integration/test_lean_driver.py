@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     import torch
     from transfer_queue import KVBatchMeta
 
+    from verl_fuse.host.update import short_pass
     from verl_fuse.host.update.lean import driver as module
     from verl_fuse.host.update.lean.driver import LeanUpdates, saved_seconds
     from verl_fuse.host.update.lean.model import check_model
@@ -145,7 +146,7 @@ def test_the_update_gets_verls_mini_batch_in_another_order_and_says_what_it_leav
 )
 def test_the_first_mini_batch_and_rows_without_a_gradient_leave_the_pass(told, monkeypatch, options, size, passed):
     zeros, asked, ran, metrics = [], [], [], {}
-    monkeypatch.setattr(module, "_write_zeros", lambda rows, like: zeros.append((rows.keys, like.keys)))
+    monkeypatch.setattr(short_pass, "_write_zeros", lambda rows, like, _: zeros.append((rows.keys, like.keys)))
     monkeypatch.setattr(STEP, "with_gradient", told * 2)
     updates, given = lean(LeanOptions(skip_old_log_prob=True, metrics="computed", **options)), batch(16)
     updates._trainer.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu = size
@@ -176,7 +177,7 @@ def test_the_first_mini_batch_and_rows_without_a_gradient_leave_the_pass(told, m
 
 def test_no_row_may_need_the_pass(told, monkeypatch):
     zeros = []
-    monkeypatch.setattr(module, "_write_zeros", lambda rows, like: zeros.append((rows.keys, like.keys)))
+    monkeypatch.setattr(short_pass, "_write_zeros", lambda rows, like, _: zeros.append((rows.keys, like.keys)))
     monkeypatch.setattr(STEP, "with_gradient", [True] * 4 + [False] * 4 + [True] * 4 + [False] * 4)
     updates, asked = lean(LeanOptions(skip_old_log_prob=True, metrics="computed", short_pass=True)), []
     updates._trainer.actor_rollout_wg.log_probs_of_update = lambda rows: asked.append(set(rows.keys))
@@ -190,7 +191,7 @@ def test_no_row_may_need_the_pass(told, monkeypatch):
 @pytest.mark.parametrize(("metrics", "asks"), [("stock", True), ("computed", False)])
 def test_log_probs_that_no_rank_computed_are_not_asked_for(monkeypatch, metrics, asks):
     asked = []
-    monkeypatch.setattr(module, "_write_zeros", lambda rows, like: None)
+    monkeypatch.setattr(short_pass, "_write_zeros", lambda rows, like, column: None)
     monkeypatch.setattr(module.LeanUpdates, "_of_old_log_probs", lambda self, rows: {})
     monkeypatch.setattr(STEP, "with_gradient", [False] * 4 + [True] * 4 + [False] * 4 + [True] * 4)
     updates = lean(LeanOptions(skip_zero_gradient=True, skip_old_log_prob=True, metrics=metrics))

@@ -34,6 +34,8 @@ ARMS = {
     "tokens": Arm(tokens=40),
     "without KL": Arm(with_kl=False),
     "undiscounted": Arm(gamma=1.0, lam=1.0),
+    "epochs": Arm(epochs=2),
+    "mini-batches": Arm(mini_batches=2, epochs=2),
 }
 
 
@@ -70,8 +72,11 @@ def ranks(folder: Path, engine: str) -> Iterator[Ranks]:
 def test_values_and_update_are_verls(ranks: Ranks, folder: Path, engine: str, name: str):
     if engine == "fsdp" and name != "rows" and not os.environ.get("VERL_FUSE_LONG"):
         pytest.skip("VERL_FUSE_LONG is not set: the same code as with fsdp2")
+    if engine != "fsdp2" and name == "epochs" and not os.environ.get("VERL_FUSE_LONG"):
+        pytest.skip("VERL_FUSE_LONG is not set: several mini-batches have epochs, too")
     stock = ARMS[name]
-    for found in ranks.call(compared, folder, engine, stock, stock, replace(stock, micro_batch=4, tokens=None)):
+    other = replace(stock, micro_batch=1 if stock.mini_batches > 1 else 4, tokens=None)
+    for found in ranks.call(compared, folder, engine, stock, stock, other):
         own, split = found["own"], found["split"]
         print(engine, name, own, split, sep=" | ")
         assert own["first values"], "the same micro-batches, and the same model"
@@ -87,8 +92,15 @@ def test_values_and_update_are_verls(ranks: Ranks, folder: Path, engine: str, na
         assert own.get("metrics", 0.0) <= (1e-5 if precise else split["metrics"]), found
 
 
-def test_a_planted_fault_shows(ranks: Ranks, folder: Path, engine: str):
-    stock = Arm()
-    fault = replace(stock, fault="tools count")
-    for found in ranks.call(compared, folder, engine, stock, fault, replace(stock, micro_batch=4)):
+FAULTS = {
+    "tools count": Arm(),
+    "values of a later mini-batch are its own": Arm(mini_batches=2, epochs=2),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_shows(ranks: Ranks, folder: Path, engine: str, fault: str):
+    stock = FAULTS[fault]
+    other = replace(stock, micro_batch=1 if stock.mini_batches > 1 else 4)
+    for found in ranks.call(compared, folder, engine, stock, replace(stock, fault=fault), other):
         assert found["own"]["parameters"] > 2.5 * allowed(engine, found["split"], "parameters"), found

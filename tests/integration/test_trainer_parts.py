@@ -532,7 +532,7 @@ def test_a_critic_that_is_updated_first_has_no_turn_of_its_own(monkeypatch):
 
     for able in (True, False):
         monkeypatch.setattr(
-            first, "train", lambda batch, metrics, critic, able=able: setattr(first, "trained", able) or able
+            first, "train", lambda batch, metrics, values, critic, able=able: setattr(first, "trained", able) or able
         )
         done.clear()
         found = [turn(stage) for stage in ("ref", "values", "update_critic", "update_actor")]

@@ -35,7 +35,7 @@ from verl_fuse.simulate.recorded import Replay, Saving, read_recorded, replay
 from verl_fuse.simulate.stock import by_tensor_parallel
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
-from verl_fuse.spec.composed import ACTOR, getter, on_accelerators
+from verl_fuse.spec.composed import ACTOR, CRITIC, Get, getter, on_accelerators
 from verl_fuse.spec.files import check_folder, reason, write_atomically
 from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.run_config import find_config
@@ -400,10 +400,15 @@ def replayed(
         drafted = config is not None and bool(select(config, "fuse.speculation.enabled"))
         steps = [read_recorded(timeline) for timeline in timelines]
         savings = {name: feature.saving for name, feature in features.items() if feature.saving}
-        keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
-        prompts, size = (None if config is None else select(config, key) for key in keys)
-        mini_batches = max(1, prompts // size) if prompts and size else 1
+        mini_batches = {} if config is None else mini_batches_of(getter(config))
         return timelines[-1].run, replay(steps, options, savings, drafted, accelerator, mini_batches), options
+
+
+def mini_batches_of(get: Get) -> dict[str, int]:
+    """Return the mini-batches of a step, by model."""
+    prompts, blocks = get("data.train_batch_size"), {"actor": ACTOR, "critic": CRITIC}
+    sizes = {model: get(f"{block}.ppo_mini_batch_size") for model, block in blocks.items()}
+    return {model: max(1, prompts // size) for model, size in sizes.items() if prompts and size}
 
 
 def show_advice(advice: Advice) -> None:

@@ -120,8 +120,8 @@ class Features:
         self._trainer.parts.append(BalancedUpdates(self._trainer, models))
 
     def use_own_values(self) -> None:
-        """Update the critic where verl computes values: the update's own forward pass computes them. The critic's
-        workers must be of the class that host/update/critic/worker.py makes."""
+        """Update the critic where verl computes values: the first mini-batch's own forward pass computes its values.
+        The critic's workers must be of the class that host/update/critic/worker.py makes."""
         self._trainer.parts.append(CriticFirst(self._trainer, self._trainer.run_stage))
 
     def use_streamed_update(

@@ -12,6 +12,7 @@ shorter one has tokens.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from types import MappingProxyType
 
 import numpy as np
 
@@ -203,7 +204,7 @@ class Saving:
 class Recording:
     """A recorded run, replayed. By step: the step, its decode times, and its rollout before and after generation.
     `seconds` and `stages` are means over the steps; `drafted` tells that fuse.speculation was on, `accelerator` that
-    the devices were no CPUs; the actor trained on so many `mini_batches` a step."""
+    the devices were no CPUs; `mini_batches` of a step, by model: 1 where none are named."""
 
     steps: Sequence[ReplayedStep]
     timings: Sequence[ReplicaTiming]
@@ -217,7 +218,7 @@ class Recording:
     options: SimulationOptions
     drafted: bool
     accelerator: bool
-    mini_batches: int
+    mini_batches: Mapping[str, int]
 
     @property
     def dedicated(self) -> bool:
@@ -245,7 +246,7 @@ def replay(
     savings: Mapping[str, Callable[[Recording], Saving]],
     drafted: bool = False,
     accelerator: bool = False,
-    mini_batches: int = 1,
+    mini_batches: Mapping[str, int] = MappingProxyType({}),
 ) -> Replay:
     """Return the saving of every feature of `savings`, for steps that had as many samples and replicas each (others are
     left out)."""

@@ -86,7 +86,7 @@ def simulate_step(
     features = features_of(strategy)
     if "old_log_prob" in features and workload.minibatches == 1:
         workload = replace(workload, old_log_prob=False)
-    if "values" in features and workload.epochs == workload.minibatches == 1:
+    if "values" in features and workload.minibatches == 1:
         workload = replace(workload, values=False)
     if "zero_gradient" not in features:
         workload = replace(workload, zero_gradient=0.0)
@@ -201,7 +201,7 @@ def _left_out(features: frozenset[str], workload: Workload) -> Iterator[str]:
     if "values" in features and workload.critic is None:
         yield "no critic is trained"
     elif "values" in features and workload.values:
-        yield "several updates a step: values are needed"
+        yield f"values of {workload.minibatches - 1} of {workload.minibatches} mini-batches are needed"
 
 
 def step_tasks(
@@ -218,8 +218,10 @@ def step_tasks(
     batches = {c.name: call_batch(workload, c, plan.call(c.name), tokens, options) for c in workload.calls[1:]}
     rollout_mesh = plan.call("actor_generate").mesh
     infer = [call for call in workload.calls if call.kind == "infer"]
-    # What is left of old log-probs waits for advantages.
-    early = [call for call in infer if not ("old_log_prob" in features and call.name == "actor_infer")]
+    # What the first mini-batch leaves of a pass is not streamed.
+    passes = {"old_log_prob": "actor_infer", "values": "critic_infer"}
+    short = {passes[name] for name in passes.keys() & features}
+    early = [call for call in infer if call.name not in short]
     shared = tuple(call for call in early if plan.call(call.name).mesh.overlaps(rollout_mesh))
     takeover = shared if "interstage" in features and is_dedicated(cost, options) else ()
     update = update_of(workload, plan, cost, features, options)
@@ -227,9 +229,10 @@ def step_tasks(
     seconds = {
         call.name: infer_seconds(workload, call, plan.call(call.name), cost, batches[call.name]) for call in infer
     }
-    if "old_log_prob" in features and "actor_infer" in seconds:
-        # The first mini-batch computes its own, and samples without a gradient need none.
-        seconds["actor_infer"] *= (1 - 1 / workload.minibatches) * (1 - workload.zero_gradient)
+    for name in short & seconds.keys():
+        # Samples without a gradient need no old log-probs.
+        needed = 1 - workload.zero_gradient if name == "actor_infer" else 1.0
+        seconds[name] *= needed * (1 - 1 / workload.minibatches)
     left = dict(seconds)
     if generation.inference_end is not None:
         _scale(left, takeover, generation.inference_end - generation.end)

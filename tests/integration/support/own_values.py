@@ -32,6 +32,8 @@ class Arm:
     gamma: float = 0.97
     lam: float = 0.9
     with_kl: bool = True
+    mini_batches: int = 1
+    epochs: int = 1
     fault: str = ""
 
 
@@ -66,24 +68,31 @@ def batch(step: int) -> Any:
     return data
 
 
-def with_returns(worker: Any, data: Any, arm: Arm) -> None:
+def with_values(worker: Any, data: Any) -> None:
+    """Run verl's pass for values."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import response_from_nested
+
+    rows = data.clone(recurse=False)
+    tu.assign_non_tensor(rows, compute_loss=False)
+    output = worker.infer_batch(rows)
+    # Values are read on the last stage alone.
+    data["values"] = (
+        response_from_nested(output["values"], data["response_mask"])
+        if output is not None
+        else data["rm_scores"].detach().clone()
+    )
+
+
+def with_returns(data: Any, arm: Arm) -> None:
     """Do what verl's driver does between its pass for values and the critic's update."""
     import types
 
     from verl.protocol import DataProto
     from verl.trainer.ppo.core_algos import FixedKLController, compute_gae_advantage_return
     from verl.trainer.ppo.ray_trainer import apply_kl_penalty
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.utils.padding import response_from_nested, response_to_nested
+    from verl.workers.utils.padding import response_to_nested
 
-    rows = data.clone(recurse=False)
-    tu.assign_non_tensor(rows, compute_loss=False)
-    output = worker.infer_batch(rows)
-    if output is None:
-        # Returns are read on the last stage alone.
-        data["values"] = data["returns"] = data["rm_scores"]
-        return
-    data["values"] = response_from_nested(output["values"], data["response_mask"])
     fields = ("rm_scores", "response_mask", "old_log_probs", "ref_log_prob", "values")
     padded = DataProto(batch=data.select(*fields).to_padded_tensor())
     padded.batch["token_level_rewards"] = padded.batch["token_level_scores"] = padded.batch["rm_scores"]
@@ -133,6 +142,7 @@ def run(bench: Bench, arm: Arm) -> dict[str, Any]:
     from verl.utils import tensordict_utils as tu
 
     from verl_fuse.host.update.critic import returns
+    from verl_fuse.host.update.critic import worker as module
     from verl_fuse.host.update.critic.worker import OWN_VALUES
 
     worker = bench.workers[arm.own]
@@ -147,30 +157,43 @@ def run(bench: Bench, arm: Arm) -> dict[str, Any]:
         tu.assign_non_tensor(
             data,
             **({OWN_VALUES: rewards} if arm.own else {}),
-            mini_batch_size=small_engines.SAMPLES,
-            global_batch_size=small_engines.SAMPLES,
-            epochs=1,
+            mini_batch_size=small_engines.SAMPLES // arm.mini_batches,
+            global_batch_size=small_engines.SAMPLES // arm.mini_batches,
+            epochs=arm.epochs,
             seed=1,
             dataloader_kwargs={"shuffle": False},
             use_dynamic_bsz=arm.tokens is not None,
             max_token_len_per_gpu=arm.tokens,
             micro_batch_size_per_gpu=arm.micro_batch,
         )
+        first = data.shape[0] // arm.mini_batches
+        if not arm.own or arm.mini_batches > 1:
+            with_values(worker, data)
         if not arm.own:
-            with_returns(worker, data, arm)
+            with_returns(data, arm)
+        elif arm.mini_batches > 1:
+            for row in data["values"].unbind()[:first]:
+                row.zero_()
         with pytest.MonkeyPatch.context() as patch:
             if arm.fault == "tools count":
                 patch.setattr(returns, "estimated", partial(_with_tools, returns.estimated))
+            elif arm.fault == "values of a later mini-batch are its own":
+                patch.setattr(module, "OwnValues", _each_its_own(module.OwnValues))
             output = worker.train_mini_batch(data)
         metrics = dict(tu.get(output, "metrics")) if output is not None else {}
         steps.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
-        found = worker.values_of_update(data) if arm.own else data
+        rows = tu.index_select_tensor_dict(data, list(range(first)))
+        found = worker.values_of_update(rows) if arm.own else rows
         if found is not None and output is not None:
             values.append(found["values"].values().clone())
     held = dict(lean_engines._parameters(worker))
     for place, state in enumerate(lean_engines._adam(worker).state.values()):
         held |= {f"{place} {key}": getattr(value, "_local_tensor", value) for key, value in state.items()}
     return {"steps": steps, "values": values, "held": {name: one.detach().clone() for name, one in held.items()}}
+
+
+def _each_its_own(build: Any) -> Any:
+    return lambda loss, rewards, _: build(loss, rewards, None)
 
 
 def _with_tools(estimated: Any, rewards: Any, values: Any, mask: Any, *more: float) -> Any:

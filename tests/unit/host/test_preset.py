@@ -105,12 +105,14 @@ def test_fast_without_a_critic_or_reference_has_nothing_to_stream(host):
 
 
 @pytest.mark.parametrize("preset", ["safe", "fast"])
-def test_a_critic_with_one_mini_batch_computes_values_in_its_update(base, preset):
-    _, found = loaded(base, preset, algorithm__adv_estimator="gae", critic__ppo_mini_batch_size=8)
+def test_a_critic_computes_values_in_its_update_unless_slices_do(base, preset):
+    critic = {"algorithm__adv_estimator": "gae", "algorithm__use_kl_in_reward": True}
+    _, found = loaded(base, preset, **critic, critic__ppo_mini_batch_size=8)
     assert "skip_values" in found["on"]
-    settings, found = loaded(base, preset, algorithm__adv_estimator="gae", critic__ppo_mini_batch_size=4)
-    assert "skip_values" not in found["on"]
-    assert "without update.skip_values: critic.ppo_mini_batch_size=4" in "\n".join(settings.chosen)
+    settings, found = loaded(base, preset, **critic, critic__ppo_mini_batch_size=4)
+    assert ("skip_values" in found["on"]) == (preset == "safe")
+    said = "without update.skip_values: fuse.interstage computes values while others generate"
+    assert (said in "\n".join(settings.chosen)) == (preset == "fast")
 
 
 def test_fast_streams_to_a_critic_and_says_what_refuses_the_rest(host):
@@ -141,8 +143,9 @@ def test_every_refusal_of_a_feature_is_told_in_one_line_of_the_preset(base):
     )
     (said,) = [line for line in settings.chosen if "without pipeline.enabled" in line]
     first, *reasons = said.split("\n  - ")
-    assert first == "fuse.preset=fast: without pipeline.enabled: 4 problems:"
+    assert first == "fuse.preset=fast: without pipeline.enabled: 5 problems:"
     assert [reason.partition(":")[0] for reason in reasons] == [
+        "fuse.pipeline.enabled=true",
         "actor_rollout_ref.actor.strategy='fsdp2'",
         "critic.strategy='fsdp2'",
         "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=null",

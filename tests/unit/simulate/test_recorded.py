@@ -32,7 +32,7 @@ def step(seed: int = 0, fit: DecodeFit = DecodeFit(0.1, 2e-3, 1e-4), stages: dic
     return ReplayedStep(1, 20.0, blank.stages, blank.replica, blank.prompt, response, np.zeros(256), done.finish)
 
 
-def ask(*steps: ReplayedStep, dedicated: bool = True, latency: float = 0.05, mini_batches: int = 1):
+def ask(*steps: ReplayedStep, dedicated: bool = True, latency: float = 0.05, **mini_batches: int):
     options = SimulationOptions(dedicated=dedicated, migration_latency=latency)
     return replay(steps, options, SAVINGS, mini_batches=mini_batches)
 
@@ -113,7 +113,7 @@ def test_what_an_update_could_have_left_out():
         assert all(saving.note.startswith("it was on") for saving in on)
     zero, _ = found(replace(plain, zero_gradient=0.5), plain)
     assert "does not say" in zero.note
-    old = ask(plain, mini_batches=4).savings["old_log_prob"]
+    old = ask(plain, actor=4, critic=2).savings["old_log_prob"]
     assert (old.seconds, old.note) == (pytest.approx(0.5), "the first of 4 mini-batches computes the same")
 
 
@@ -123,6 +123,8 @@ def test_values_that_the_critics_update_could_have_computed():
 
     plain = step(stages={"gen": 9.3, "values": 1.5, "update_critic": 5.0, "update_actor": 6.0})
     assert found(plain).seconds == pytest.approx(1.5)
+    values = ask(plain, actor=4, critic=2).savings["values"]
+    assert (values.seconds, values.note) == (pytest.approx(0.75), "the first of 2 mini-batches computes the same")
     assert found(replace(plain, own_values=True)).note.startswith("it was on")
     assert ask(plain, replace(plain, own_values=True)).savings["values"].note.startswith("it was on")
     assert found(step(stages={"gen": 9.3, "update_actor": 6.0})).note == "no critic was trained"

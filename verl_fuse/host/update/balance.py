@@ -61,6 +61,10 @@ class Cut:
             for start in range(0, share, self.part)
         ]
 
+    def first(self, rows: int) -> list[int]:
+        """Return the places of the first mini-batch's rows, rank by rank."""
+        return [place for rank in self.places(rows)[0] for place in rank]
+
     def amount(self, work: Sequence[int], order: Sequence[int]) -> int:
         """Return the work of the slowest ranks, all turns together: `work` by row, in this order of rows."""
         return sum(

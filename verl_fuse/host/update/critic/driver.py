@@ -1,11 +1,12 @@
 """Does the driver's part of a critic's update with values of its own: the update takes the place of verl's pass for
-values.
+values, which runs before it for the rows of later mini-batches.
 
 Nothing between the two reads the critic's weights, so that samples, values, advantages and both updates are verl's.
 
 Invariants (tests/integration/test_critic_first.py):
-- a step that is not one mini-batch runs verl's pass and verl's update, and is counted;
-- the update reads every column that the batch has by then.
+- a step whose rows verl cannot cut into mini-batches runs verl's pass and verl's update, and is counted;
+- the update reads every column that the batch has by then;
+- rows may be placed anew within their mini-batch by another part: values are those of the same rows.
 """
 
 import logging
@@ -15,9 +16,12 @@ from typing import Any
 
 from transfer_queue import KVBatchMeta
 
+from verl_fuse.host.inference.stages import micro_batch
 from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
+from verl_fuse.host.update.balance import Cut, cut_of, in_order
 from verl_fuse.host.update.critic.returns import Rewards
 from verl_fuse.host.update.critic.worker import OWN_VALUES
+from verl_fuse.host.update.short_pass import run_short_pass
 from verl_fuse.spec.timeline import UPDATE_CRITIC
 
 logger = logging.getLogger(__name__)
@@ -40,34 +44,40 @@ class CriticFirst(TrainerPart):
             # verl's trainers import the trainer of mode `fuse`, and that one imports this module.
             from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-            done = self.train(batch, metrics, partial(PPOTrainerSync._update_critic, self._trainer))
+            done = self.train(batch, metrics, stock, partial(PPOTrainerSync._update_critic, self._trainer))
         else:
             done = stage == "update_critic" and self.trained
         return batch if done else stock(batch, metrics)
 
-    def train(self, batch: KVBatchMeta, metrics: dict, critic: StageMethod) -> bool:
-        """Update the critic with `critic`, verl's method, and store the values of `batch`; return whether that was
-        possible."""
-        step, size = self._trainer.global_steps, self._mini_batch
-        self.trained = len(batch) == size
+    def train(self, batch: KVBatchMeta, metrics: dict, values: StageMethod, critic: StageMethod) -> bool:
+        """Update the critic with `critic` after the pass `values`, verl's methods, and store the values of `batch`;
+        return whether that was possible."""
+        cut, share = cut_of(self._trainer, "critic"), 0.0
+        self.trained = cut.divides(len(batch))
         if self.trained:
-            self._run(UPDATE_CRITIC, "train", partial(self._update, batch, metrics, critic), own_values=1.0)
+            size, needs = micro_batch(self._trainer.config, "values", ref_in_actor=False), [True] * len(batch)
+            share = run_short_pass(batch, cut, size, needs, "values", lambda rest: values(rest, metrics)).share
+            update = partial(self._update, cut, critic)
+            for part in self._trainer.parts:
+                update = part.method("update_critic", update)
+            self._run(UPDATE_CRITIC, "train", partial(update, batch, metrics), own_values=share)
         else:
             self._passes += 1
-            reason = f"{len(batch)} rows are not one mini-batch of {size}"
-            logger.info("step %d computes values before the critic's update: %s", step, reason)
+            reason = f"{len(batch)} rows are not mini-batches of {cut.mini_batch} on {cut.ranks} ranks"
+            logger.info("step %d computes values before the critic's update: %s", self._trainer.global_steps, reason)
         self.metrics = {
-            "fuse/update_own_values": float(self.trained),
+            "fuse/update_own_values": share,
             "fuse/update_values_passes": float(self._passes),
         }
         return self.trained
 
-    def _update(self, batch: KVBatchMeta, metrics: dict, critic: StageMethod) -> None:
+    def _update(self, cut: Cut, critic: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         # verl's batch may list the columns that were there before the reference's: the update reads all of them.
         asked = replace(batch, fields=None, extra_info={**(batch.extra_info or {}), OWN_VALUES: self._rewards()})
         critic(asked, metrics)
-        asked = replace(batch, fields=["response_mask"], extra_info={})
+        asked = replace(in_order(batch, cut.first(len(batch))), fields=["response_mask"], extra_info={})
         self._trainer.critic_wg.values_of_update(asked)
+        return batch
 
     def _rewards(self) -> Rewards:
         algorithm = self._trainer.config.algorithm
@@ -79,8 +89,3 @@ class CriticFirst(TrainerPart):
             # The controller changes after advantages: this is the value that they will have.
             coefficient=float(self._trainer.kl_ctrl_in_reward.value) if with_kl else 0.0,
         )
-
-    @property
-    def _mini_batch(self) -> int:
-        config = self._trainer.config
-        return config.critic.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n

@@ -1,4 +1,5 @@
-"""Extends verl's critic worker: an update computes the values that its returns are made of.
+"""Extends verl's critic worker: the first mini-batch of an update computes the values that its returns are made of, for
+later epochs, too.
 
 Invariants (tests/integration/test_own_values.py):
 - with micro-batches like those of verl's pass for values, values are bitwise that pass's, and the update is verl's up
@@ -7,6 +8,7 @@ Invariants (tests/integration/test_own_values.py):
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,18 +28,24 @@ OWN_VALUES = "verl_fuse_own_values"
 
 
 class OwnValues:
-    """The values of one update with `loss`, verl's loss function."""
+    """The values of one mini-batch with `loss`, verl's loss function; `known` are those of the update's first
+    mini-batch, by a row's place in the batch of its rank, None in that mini-batch."""
 
-    def __init__(self, loss: Loss, rewards: Rewards) -> None:
-        self._loss, self._rewards = loss, rewards
-        # The key is a row's place in the batch of its rank.
+    def __init__(self, loss: Loss, rewards: Rewards, known: Mapping[int, torch.Tensor] | None) -> None:
+        self._loss, self._rewards, self._known = loss, rewards, known
         self.values: dict[int, torch.Tensor] = {}
 
     def loss(self, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> Any:
-        """Return verl's loss of a micro-batch, whose values are compared with themselves."""
+        """Return verl's loss of a micro-batch, whose values are compared with those of before the update."""
         mask = data["response_mask"]
         values = response_from_nested(model_output["values"].detach(), mask)
-        self.values |= dict(zip(data[ROW_FIELD].tolist(), values.unbind(), strict=True))
+        if self._known is None:
+            self.values |= dict(zip(data[ROW_FIELD].tolist(), values.unbind(), strict=True))
+        else:
+            # One mini-batch: there was no pass.
+            passed: Any = data.get("values", values)
+            rows = zip(data[ROW_FIELD].tolist(), passed.unbind(), strict=True)
+            values = nested([self._known.get(row, other).to(passed.dtype) for row, other in rows])
         data["values"], data["returns"] = values, response_to_nested(returns_of(data, values, self._rewards), mask)
         return self._loss(model_output=model_output, data=data, dp_group=dp_group)
 
@@ -48,24 +56,31 @@ def own_values_worker_class(base: type) -> type:
     stock: Any = base
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)  # pyright: ignore[reportAttributeAccessIssue]
+    def train_mini_batch(self: Any, data: TensorDict) -> TensorDict | None:
+        """Update on a batch."""
+        data[ROW_FIELD], self.own_values = torch.arange(len(data)), None
+        return stock.train_mini_batch(self, data)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)  # pyright: ignore[reportAttributeAccessIssue]
     def train_batch(self: Any, data: TensorDict) -> TensorDict | None:
         """Update on one mini-batch."""
         rewards: Any = get_non_tensor_data(data, OWN_VALUES, default=None)
         if rewards is None:
             return stock.train_batch(self, data)
         loss = self.loss_fn
-        own = OwnValues(loss, rewards)
-        data[ROW_FIELD], self.loss_fn = torch.arange(len(data)), own.loss
+        own = OwnValues(loss, rewards, self.own_values)
+        self.loss_fn = own.loss
         try:
             output = stock.train_batch(self, data)
         finally:
             self.loss_fn = loss
-        self.own_values = own.values
+        if self.own_values is None:
+            self.own_values = own.values
         return output
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"))  # pyright: ignore[reportAttributeAccessIssue]
     def values_of_update(self: Any, data: TensorDict) -> TensorDict | None:
-        """Return the values of these rows from their own update, one for each response token."""
+        """Return the values of the first mini-batch's rows from their own update, one for each response token."""
         found, self.own_values = self.own_values, None
         assert found is not None, "values of an update before any"
         if not self.engine.is_mp_src_rank_with_outputs():
@@ -81,6 +96,7 @@ def own_values_worker_class(base: type) -> type:
     members = {
         "__doc__": base.__doc__,
         "own_values": None,
+        "train_mini_batch": train_mini_batch,
         "train_batch": train_batch,
         "values_of_update": values_of_update,
         "reset": reset,

@@ -4,8 +4,6 @@ left out.
 Invariants (tests/integration/test_lean_run.py, tests/integration/test_lean_driver.py):
 - rows leave the old log-prob pass only in steps that train the actor, on mini-batches whose rows are known; in all
   others the whole pass is run and counted;
-- where a pass computed any old log-probs, the other rows have some before the update, too, which are 0: TransferQueue
-  drops a column that one row lacks;
 - metrics that are made of old log-probs are made of the update's, after it;
 - the batch that goes on is verl's, whatever order its rows were trained in.
 """
@@ -17,10 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-import transfer_queue as tq
 from omegaconf import OmegaConf
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
@@ -30,9 +25,10 @@ from verl_fuse.host.record.spans import Stopwatch
 from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
 from verl_fuse.host.update.balance import Cut, balanced, cut_of, in_order, share_saved, work_of
 from verl_fuse.host.update.lean.options import LEAN, LeanOptions
+from verl_fuse.host.update.short_pass import ShortPass, run_short_pass
 from verl_fuse.host.upstream.advantages import without_gradient
 from verl_fuse.host.upstream.dispatch import data_parallel_size
-from verl_fuse.host.upstream.rows import TRAIN, read, rows, tags_of
+from verl_fuse.host.upstream.rows import read, rows, tags_of
 from verl_fuse.spec.timeline import UPDATE_ACTOR, ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS
 
 logger = logging.getLogger(__name__)
@@ -56,8 +52,7 @@ class LeanUpdates(TrainerPart):
     def __init__(self, trainer: Any, run: RunStage, options: LeanOptions, balance: bool = False) -> None:
         self._trainer, self._run, self._options, self._balance = trainer, run, options, balance
         self._own, self._passes = False, 0
-        # The rows of the step that have old log-probs after its update, and verl's pass where it waits for advantages.
-        self._known: list[str] = []
+        # verl's pass, where it waits for advantages.
         self._pass: StageMethod | None = None
         # Seconds in which the update trained before its stage began.
         self.seconds_before = 0.0
@@ -90,7 +85,8 @@ class LeanUpdates(TrainerPart):
         kept = found if self._options.skip_zero_gradient else [True] * len(batch)
         shares = without_gradient(batch, kept)
         said = {"skipped_samples": shares[ZERO_GRADIENT_SAMPLES], "skipped_tokens": shares[ZERO_GRADIENT_TOKENS]}
-        said["own_log_probs"] = self._pass_rest(batch, found, metrics) if self._own else 0.0
+        short = self._pass_rest(batch, found, metrics) if self._own else None
+        said["own_log_probs"] = short.share if short else 0.0
         watch = Stopwatch()
         self._run(UPDATE_ACTOR, "train", partial(self.train, batch, kept, metrics, actor), **said)
         saved = saved_seconds(
@@ -104,39 +100,23 @@ class LeanUpdates(TrainerPart):
             "fuse/update_saved_seconds": saved,
             "fuse/update_old_log_prob_passes": float(self._passes),
         }
-        if self._own:
+        if short:
             several, options = len(batch) > self._mini_batch, self._options
             # With a KL loss the update computes rows that the pass left out: what it says is of the same rows in all
             # mini-batches.
             counted = found if options.short_pass and several else kept
             computed = {key for key, one in zip(batch.keys, counted, strict=True) if one}
-            told = [key for key in self._known if options.metrics == "stock" or key in computed]
+            told = [key for key in short.known if options.metrics == "stock" or key in computed]
             metrics.update(self._of_old_log_probs(rows(told, tags_of(batch), None)) if told else {})
         return batch
 
-    def _pass_rest(self, batch: KVBatchMeta, with_gradient: Sequence[bool], metrics: dict) -> float:
-        """Run verl's pass for the rows whose old log-probs no update computes; return the share of the tokens that left
-        it, padding not counted."""
-        places, work = range(len(batch)), work_of(batch)
-        first = set(self._of_first(batch))
-        wanted = {
-            place for place in places if place not in first and (with_gradient[place] or not self._options.short_pass)
-        }
-        # verl deals as many rows out to each rank, in micro-batches of one size.
-        ranks = self._cut.ranks
-        multiple = ranks * micro_batch(self._trainer.config, "old_log_prob", ref_in_actor=False)
-        spare = sorted(set(places) - wanted, key=lambda place: (place in first, work[place]))
-        wanted |= set(spare[: -len(wanted) % multiple])
-        passed, left = sorted(wanted), [place for place in places if place not in wanted]
-        if passed:
-            assert self._pass is not None, "an update before its old log-probs"
-            order = balanced([work[place] for place in passed], Cut(ranks, len(passed)))
-            self._pass(in_order(batch, [passed[place] for place in order]), metrics)
-        if passed and left:
-            # Without a pass there is no column.
-            _write_zeros(in_order(batch, left), in_order(batch, passed[:1]))
-        self._known = [batch.keys[place] for place in sorted(first | wanted)]
-        return without_gradient(batch, [place in wanted for place in places])[ZERO_GRADIENT_TOKENS]
+    def _pass_rest(self, batch: KVBatchMeta, with_gradient: Sequence[bool], metrics: dict) -> ShortPass:
+        """Run verl's pass for the rows whose old log-probs no update computes."""
+        run = self._pass
+        assert run is not None, "an update before its old log-probs"
+        needs = with_gradient if self._options.short_pass else [True] * len(batch)
+        size = micro_batch(self._trainer.config, "old_log_prob", ref_in_actor=False)
+        return run_short_pass(batch, self._cut, size, needs, "old_log_probs", lambda rest: run(rest, metrics))
 
     def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: StageMethod) -> None:
         """Update the actor on its lane; `kept` tells for each row whether it is computed."""
@@ -147,7 +127,7 @@ class LeanUpdates(TrainerPart):
             # verl's batch lists the columns that were there before old log-probs.
             ordered.fields = None
         actor(ordered, metrics)
-        first = self._of_first(batch) if self._own else []
+        first = self._cut.first(len(batch)) if self._own else []
         computed = dict(zip(batch.keys, kept, strict=True))
         if first and (self._options.metrics == "stock" or any(computed[ordered.keys[place]] for place in first)):
             asked = replace(in_order(ordered, first), fields=["response_mask"], extra_info={})
@@ -172,10 +152,6 @@ class LeanUpdates(TrainerPart):
         if self._own or options.bypass or actor.calculate_entropy:
             return 1.0
         return 1.0 - 1.0 / (mini_batches * actor.ppo_epochs)
-
-    def _of_first(self, batch: KVBatchMeta) -> list[int]:
-        """Return the places of the first mini-batch's rows, rank by rank."""
-        return [place for rank in self._cut.places(len(batch))[0] for place in rank]
 
     @property
     def _cut(self) -> Cut:
@@ -220,14 +196,3 @@ class LeanUpdates(TrainerPart):
             _, more = compute_rollout_correction_and_add_to_batch(DataProto(batch=data.to_padded_tensor()), correction)
             found |= more
         return found
-
-
-def _write_zeros(batch: KVBatchMeta, like: KVBatchMeta) -> None:
-    """Write old log-probs of 0 for these rows, in the precision of the rows `like`."""
-    kind = read(like, ["old_log_probs"])["old_log_probs"].dtype
-    mask = read(batch, ["response_mask"])["response_mask"]
-    zeros = torch.zeros(mask.values().shape, dtype=kind)
-    fields = TensorDict(
-        {"old_log_probs": torch.nested.nested_tensor_from_jagged(zeros, mask.offsets())}, batch_size=[len(batch)]
-    )
-    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id or TRAIN, fields=fields)
