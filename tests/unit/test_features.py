@@ -136,8 +136,8 @@ def test_the_overrides_compose_with_verl_and_are_refused_where_that_is_known(mod
     alone = refused(config, ())
     # They make several mini-batches of a step.
     expected = {
-        "megatron": {"old_log_prob", "values", "stream", "placement", "response_logits"},
-        "fsdp": {"pipeline", "old_log_prob", "values", "stream"},
+        "megatron": {"stream", "placement", "response_logits"},
+        "fsdp": {"pipeline", "stream"},
     }[model_engine]
     for feature in FEATURES.values():
         found = set(refused(config, feature.overrides)) - set(alone)
