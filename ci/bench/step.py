@@ -2,8 +2,9 @@
 ranks, two vLLM replicas.
 
 - grpo: without KL, 8 samples a prompt; ppo: critic, KL in the reward; common: what most public scripts run, GRPO on
-  FSDP1 with a KL loss and 4 mini-batches, 8 samples a prompt, with the preset as its last rung. The task is Euclid's
-  (plugins/verl_fuse_cpu/task), its model trained before, at temperature 1: lengths and rewards come from the model.
+  FSDP1 with a KL loss and 4 mini-batches, 8 samples a prompt (`ci.bench.common` compares the preset on it). The task is
+  Euclid's (plugins/verl_fuse_cpu/task), its model trained before, at temperature 1: lengths and rewards come from the
+  model.
 - stock is verl's own trainer, which looks at the rollout at verl-fuse's pace. The ladder adds one feature after the
   other to verl-fuse's trainer, the ablation leaves one feature out.
 - Every arm is a run of its own: a run has one engine. The runs of a round have the same prompts in the same order and
@@ -71,6 +72,8 @@ COMPUTED = "fuse.update.metrics=computed"
 TASK = Parameters(tail_exponent=0.5, warm_start=WarmStart(exponent=0.5, careless=0.05))
 LAYERS = 8
 PROMPTS = 16
+# With the recipe's rate, policies of two runs drift apart within ten steps, and their lengths by a third.
+LITTLE = "actor_rollout_ref.actor.optim.lr=1.0e-6"
 QUICK_ROUNDS = 2
 # A reward is reached where its mean over so many steps is; the part of stock's way that counts as reached.
 WINDOW, WAY = 5, 0.9
@@ -126,17 +129,17 @@ CASES = {
             "actor_rollout_ref.actor.strategy=fsdp",
             "actor_rollout_ref.actor.use_kl_loss=true",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // 4}",
+            LITTLE,
         ),
         {
             "balance": ("fuse.update.balance=true",),
+            "skip_old_log_prob": ("fuse.update.skip_old_log_prob=true", COMPUTED),
             "response_logits": ("fuse.update.response_logits=true",),
-            "preset": ("fuse.preset=fast",),
         },
     ),
     "ppo": Case(
         "ppo-cpu",
-        # With the recipe's rate, policies of two runs drift apart within ten steps, and their lengths by a third.
-        ("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.optim.lr=1.0e-6"),
+        ("actor_rollout_ref.rollout.n=4", LITTLE),
         {
             "skip_values": ("fuse.update.skip_values=true",),
             "interstage": (

@@ -39,6 +39,15 @@ _SHARED: tuple[Contract, ...] = (
     ConfigKey(PPO_YAML, "algorithm.adv_estimator", str),
     ConfigKey(CORRECTION_YAML, "rollout_rs", None),
 )
+# How verl counts work and deals it out.
+_WORK: tuple[Contract, ...] = (
+    Function(
+        "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions",
+        "(seqlen_list, k_partitions, equal_size)",
+        "d1884e325704f03e",
+    ),
+    Function("verl.utils.seqlen_balancing:calculate_workload", "(seqlen_list)", "62b076431d90daf9"),
+)
 CONTRACTS: tuple[Contract, ...] = (
     Function(
         "verl.workers.engine_workers:TrainingWorker._postprocess_output",
@@ -74,12 +83,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Function("verl.workers.utils.padding:no_padding_2_padding", "(tensor, data)", "cdacadb3ad5acda6"),
     Function("verl.utils.tensordict_utils:index_select_tensor_dict", "(batch, indices)", "eb6e05d4bf275a38"),
     Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)", "55bc5e28e0751e16"),
-    Function(
-        "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions",
-        "(seqlen_list, k_partitions, equal_size)",
-        "d1884e325704f03e",
-    ),
-    Function("verl.utils.seqlen_balancing:calculate_workload", "(seqlen_list)", "62b076431d90daf9"),
+    *_WORK,
     Function(
         "verl.utils.seqlen_balancing:rearrange_micro_batches",
         "(batch, max_token_len, dp_group=None, num_batches_divided_by=None, same_micro_num_in_dp=True, "
@@ -134,6 +138,7 @@ CONTRACTS: tuple[Contract, ...] = (
 # A critic's update that computes its own values rests on these contracts: the work of verl between its pass for values
 # and the update, and how returns are made.
 VALUES_CONTRACTS: tuple[Contract, ...] = (
+    *_WORK,
     Attribute(f"{SYNC_TRAINER}.kl_ctrl_in_reward"),
     Attribute(f"{CORE_ALGORITHMS}:FixedKLController.value"),
     Attribute(f"{CORE_ALGORITHMS}:AdaptiveKLController.value"),
@@ -178,12 +183,7 @@ VALUES_CONTRACTS: tuple[Contract, ...] = (
 # Rows that change ranks within their mini-batch rest on these contracts: how verl counts work, and how a rank cuts its
 # rows.
 BALANCE_CONTRACTS: tuple[Contract, ...] = (
-    Function(
-        "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions",
-        "(seqlen_list, k_partitions, equal_size)",
-        "d1884e325704f03e",
-    ),
-    Function("verl.utils.seqlen_balancing:calculate_workload", "(seqlen_list)", "62b076431d90daf9"),
+    *_WORK,
     ConfigKey(ACTOR_YAML, "ppo_mini_batch_size", int),
     ConfigKey(ACTOR_YAML, "ppo_micro_batch_size_per_gpu", object),
     ConfigKey(ACTOR_YAML, "use_dynamic_bsz", object),

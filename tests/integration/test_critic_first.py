@@ -43,12 +43,17 @@ def order_of(rows: int) -> list[int]:
     return [place ^ 1 for place in range(rows)]
 
 
+def size_of(config, stage: str, ref_in_actor: bool) -> int:
+    asked.append(stage)
+    return sizes[stage]
+
+
 def no_pass(given: KVBatchMeta, metrics: dict) -> None:
     pytest.fail("one mini-batch needs no pass")
 
 
 # The rows of a micro-batch in a pass.
-sizes = {"values": 1}
+sizes, asked = {"values": 1}, list[str]()
 
 
 @pytest.fixture
@@ -72,7 +77,7 @@ def first(calls: list, monkeypatch: pytest.MonkeyPatch) -> CriticFirst:
             assert stage == "update_critic"
             return lambda batch, metrics: stock(in_order(batch, order_of(len(batch))), metrics)
 
-    monkeypatch.setattr(driver, "micro_batch", lambda config, stage, ref_in_actor: sizes[stage])
+    monkeypatch.setattr(driver, "micro_batch", size_of)
     monkeypatch.setattr(short_pass, "_write_zeros", lambda rows, like, column: calls.append((column, rows.keys)))
     trainer = SimpleNamespace(
         parts=[Turned()],
@@ -143,6 +148,15 @@ def test_other_mini_batches_go_through_the_pass_before_the_update(first, calls, 
     assert asked.keys == given.keys[:4] + given.keys[8:12]
     assert given.keys == [whole.keys[place] for place in order_of(16)]
     assert first.metrics["fuse/update_own_values"] == 1 - len(passed) / 16
+
+
+def test_the_size_of_a_micro_batch_is_asked_for_once_where_there_is_a_pass(first: CriticFirst):
+    asked.clear()
+    assert first.train(batch(8), {}, no_pass, lambda given, into: None)
+    assert asked == []
+    for _ in range(2):
+        assert first.train(batch(16), {}, lambda given, metrics: None, lambda given, into: None)
+    assert asked == ["values"]
 
 
 def test_rows_that_verl_cannot_cut_are_left_to_it_and_counted(first: CriticFirst, calls: list):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,9 @@ def _text(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def run_row(home: Path, row: Row, forks: Mapping[str, str], *, stock: bool = False) -> Done:
-    """Two steps of a row in `home`, its processes forks of the server with the variables `forks`; a `resumed` row is
-    stopped after the first one's checkpoint and started again."""
+def run_row(home: Path, row: Row, forks: Mapping[str, str], *, more: Sequence[str] = (), stock: bool = False) -> Done:
+    """Two steps of a row in `home` with `more` overrides, its processes forks of the server with the variables `forks`;
+    a `resumed` row is stopped after the first one's checkpoint and started again."""
     name = f"{'stock' if stock else 'row'}-{name_of(row)}"
     shutil.rmtree(home / name, ignore_errors=True)
     shutil.rmtree(home / f"{name}.numbers", ignore_errors=True)
@@ -86,6 +86,7 @@ def run_row(home: Path, row: Row, forks: Mapping[str, str], *, stock: bool = Fal
             f"task_dir={long_task(home, tied=row['engine'] == 'fused kernels', tools=row['agent'] == 'tools')}",
             *(() if stock else OURS),
             *hydra(row),
+            *more,
             f"trainer.total_training_steps={last}",
             name=name,
             baseline=stock,

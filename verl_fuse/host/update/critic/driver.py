@@ -11,7 +11,7 @@ Invariants (tests/integration/test_critic_first.py):
 
 import logging
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from transfer_queue import KVBatchMeta
@@ -55,7 +55,7 @@ class CriticFirst(TrainerPart):
         cut, share = cut_of(self._trainer, "critic"), 0.0
         self.trained = cut.divides(len(batch))
         if self.trained:
-            size, needs = micro_batch(self._trainer.config, "values", ref_in_actor=False), [True] * len(batch)
+            size, needs = self._micro_batch if len(batch) > cut.mini_batch else 1, [True] * len(batch)
             share = run_short_pass(batch, cut, size, needs, "values", lambda rest: values(rest, metrics)).share
             update = partial(self._update, cut, critic)
             for part in self._trainer.parts:
@@ -78,6 +78,11 @@ class CriticFirst(TrainerPart):
         asked = replace(in_order(batch, cut.first(len(batch))), fields=["response_mask"], extra_info={})
         self._trainer.critic_wg.values_of_update(asked)
         return batch
+
+    @cached_property
+    def _micro_batch(self) -> int:
+        # To tell it, verl reads the model's configuration and tokenizer.
+        return micro_batch(self._trainer.config, "values", ref_in_actor=False)
 
     def _rewards(self) -> Rewards:
         algorithm = self._trainer.config.algorithm
