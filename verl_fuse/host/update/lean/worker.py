@@ -24,26 +24,26 @@ class LeanTrainingWorker(TrainingWorker):
         self._mini_batch: LeanMiniBatch | None = None
         self._fresh = False
         # The outputs of the first mini-batch, where they are old log-probs, and an output of any row.
-        self._first: Outputs = {}
-        self._like: Mapping[str, torch.Tensor] = {}
+        self._first_outputs: Outputs = {}
+        self._like_outputs: Mapping[str, torch.Tensor] = {}
 
     def train_mini_batch(self, data: Any) -> TensorDict:
         """Update on a batch as verl does."""
         data[ROW_FIELD] = torch.arange(len(data))
-        self._fresh, self._first = True, {}
+        self._fresh, self._first_outputs = True, {}
         return super().train_mini_batch(data=data)
 
     def train_batch(self, data: Any) -> TensorDict:
         """Update on one mini-batch."""
         stock: Any = self.loss_fn
         lean: Any = get_non_tensor_data(data, LEAN, default=LeanOptions())
-        self._mini_batch = LeanMiniBatch(self.engine, data, lean, stock, self._fresh, self._first)
+        self._mini_batch = LeanMiniBatch(self.engine, data, lean, stock, self._fresh, self._first_outputs)
         self._fresh, self.loss_fn = False, self._mini_batch.loss
         try:
             with self._mini_batch.computing():
                 output = super().train_batch(data)
             if self._mini_batch.own:
-                self._first, self._like = self._mini_batch.outputs, self._mini_batch.like
+                self._first_outputs, self._like_outputs = self._mini_batch.outputs, self._mini_batch.like
             return output
         finally:
             self.loss_fn, self._mini_batch = stock, None
@@ -57,10 +57,10 @@ class LeanTrainingWorker(TrainingWorker):
     def log_probs_of_update(self, data: Any) -> TensorDict | None:
         """Return log-probs and entropy that the first mini-batch of the last update computed for its rows, in their
         order; 0 where it computed none."""
-        outputs, self._first = self._first, {}
+        outputs, self._first_outputs = self._first_outputs, {}
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
-        return old_log_probs_of(outputs, self._like, data["response_mask"])
+        return old_log_probs_of(outputs, self._like_outputs, data["response_mask"])
 
 
 def lean_worker_class(base: type, options: LeanOptions) -> type:
