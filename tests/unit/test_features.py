@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from typer.testing import CliRunner
 
 from verl_fuse import plugins
@@ -143,6 +143,23 @@ def test_the_overrides_compose_with_verl_and_are_refused_where_that_is_known(mod
         found = set(refused(config, feature.overrides)) - set(alone)
         assert not any("unknown key" in problem for problem in found)
         assert bool(found) is (feature.name in expected), (feature.name, found)
+
+
+def test_features_that_leave_each_other_nothing_to_do_are_not_advised_together():
+    def config(**actor: int) -> DictConfig:
+        run = {
+            "trainer": {"v1": {"trainer_mode": "fuse"}, "nnodes": 1, "n_gpus_per_node": 4},
+            "algorithm": {"adv_estimator": "grpo"},
+            "data": {"train_batch_size": 8},
+            "actor_rollout_ref": {"actor": {"strategy": "fsdp2", **actor}, "rollout": {"name": "vllm", "n": 8}},
+        }
+        return OmegaConf.create(run)
+
+    one, other = FEATURES["interstage"], FEATURES["old_log_prob"]
+    for size in (8, 2):
+        assert excluded(config(ppo_mini_batch_size=size))(one, other)
+    # A reference's log-probs are left to infer beside one mini-batch.
+    assert excluded(config(ppo_mini_batch_size=8, use_kl_loss=True))(one, other) == ()
 
 
 def test_a_feature_of_a_stranger_is_treated_alike(installed_plugin, tmp_path: Path):

@@ -50,9 +50,9 @@ def excluded(config: DictConfig | None) -> "Excluded":
         alone, both = {*found(one.overrides), *found(other.overrides)}, (*one.overrides, *other.overrides)
         lines = [line for line in found(both) if line not in alone]
         if config is not None and not lines:
-            without = getter(_changed(base, ())), getter(_changed(base, both))
-            reasons = [[feature.idle(get) for get in without] for feature in (one, other)]
-            lines = [beside for before, beside in reasons if beside and not before]
+            plain, changed = getter(base), getter(_changed(base, both))
+            reasons = [(feature.idle(plain), feature.idle(changed)) for feature in (one, other)]
+            lines = [after for before, after in reasons if after and not before]
         return tuple(lines)
 
     return together

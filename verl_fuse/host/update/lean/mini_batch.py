@@ -51,11 +51,11 @@ class LeanMiniBatch:
         self._group = engine.get_data_parallel_group()
         self.own = options.skip_old_log_prob and fresh
         self._entropy = bool(get_non_tensor_data(data, "calculate_entropy", default=False))
-        keep = has_gradient(data) if options.skip_zero_gradient else [True] * len(data)
+        short, every = options.skip_old_log_prob and options.short_pass, [True] * len(data)
+        found = has_gradient(data) if options.skip_zero_gradient or short else every
+        keep, passed = found if options.skip_zero_gradient else every, found if short else every
         self._kept = [row for row, kept in enumerate(keep) if kept]
         self._rest = [row for row, kept in enumerate(keep) if not kept]
-        short = options.skip_old_log_prob and options.short_pass
-        passed = has_gradient(data) if short else [True] * len(data)
         self._not_passed = {row for row, one in zip(data[ROW_FIELD].tolist(), passed, strict=True) if not one}
         self._skips = bool(self._largest(len(self._rest)))
         # The model's output for each computed row, by the row's place; and for any row, of this rank or none.
