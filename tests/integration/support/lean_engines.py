@@ -1,5 +1,5 @@
-"""An actor in verl's own TrainingWorker, in the lean one, and with logits of responses alone, on FSDP or Megatron, gloo
-processes, fixed batches: several steps of each, side by side.
+"""An actor in verl's own TrainingWorker, in the lean one, with logits of responses alone, and with prompts computed once,
+on FSDP or Megatron, gloo processes, fixed batches: several steps of each, side by side.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -27,11 +27,14 @@ KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}
 @dataclass(frozen=True)
 class Arm:
     """How three steps are trained: by stock verl (`lean` is None) or leanly, with logits of all tokens or of
-    `responses` alone, in verl's order of rows or balanced within mini-batches (`balance`); `fault` is planted.
-    `temperature`: of the whole batch; None: 1.0 for each row."""
+    `responses` alone, each prompt computed for each sample or once (`share`), in verl's order of rows or balanced within
+    mini-batches (`balance`); `fault` is planted. `prompts`: samples of a group have the same one. `temperature`: of the
+    whole batch; None: 1.0 for each row."""
 
     lean: dict[str, Any] | None = None
     responses: bool = False
+    share: bool = False
+    prompts: bool = False
     balance: bool = False
     micro_batch: int = 2
     tokens: int | None = None
@@ -123,13 +126,16 @@ class Bench:
 
     def worker(self, arm: Arm) -> Any:
         from verl_fuse.host.inference.response_logits import keep_response_logits
+        from verl_fuse.host.sharing.engine import share_prompts
 
-        kind = arm.lean is not None, arm.responses
+        kind = arm.lean is not None, arm.responses, arm.share
         if kind not in self._workers:
             with open(os.devnull, "w") as silence, redirect_stdout(silence):
                 self._workers[kind] = self.build(kind=self._lean if arm.lean is not None else None)
             if arm.responses:
                 keep_response_logits(self._workers[kind].engine, strict=True)
+            if arm.share:
+                share_prompts(self._workers[kind].engine, strict=True)
         return self._workers[kind]
 
     def restore(self, worker: Any) -> None:
@@ -176,9 +182,9 @@ def _adam(worker: Any) -> Any:
     return optimizer
 
 
-def batch(step: int, zeros: str, padding: bool) -> Any:
+def batch(step: int, zeros: str, padding: bool, same_prompts: bool = False) -> Any:
     """All samples of a step, group after group: 0/1 rewards with equal ones in some groups, and
-    a row of padding or none.
+    a row of padding or none. With the same prompts in a group the second one has a prompt of a single token.
 
     `zeros`: "some" groups, those of "rank 1", "all", or "none"."""
     import torch
@@ -192,6 +198,8 @@ def batch(step: int, zeros: str, padding: bool) -> Any:
         advantages = torch.zeros(GROUP) if equal else (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         for sample in range(GROUP):
             prompt, response = torch.randint(3, 12, (2,), generator=draw).tolist()
+            if same_prompts:
+                prompt = 1 if group == 1 else 3 + 4 * group
             rows.append((prompt, response, float(advantages[sample])))
     # The last but one row: no token of it counts, and its advantages are 0.
     empty = SAMPLES - 2 if padding else None
@@ -205,6 +213,8 @@ def batch(step: int, zeros: str, padding: bool) -> Any:
         return nested([-4 + scale * torch.randn(r, generator=draw) for _, r, _ in rows])
 
     prompts = [torch.randint(1, 64, (p,), generator=draw) for p, _, _ in rows]
+    if same_prompts:
+        prompts = [prompts[place - place % GROUP] for place in range(SAMPLES)]
     responses = [torch.randint(1, 64, (r,), generator=draw) for _, r, _ in rows]
     fields = {
         "input_ids": nested([torch.cat(pair) for pair in zip(prompts, responses, strict=True)]),
@@ -273,7 +283,7 @@ def _share(engine: Any, arm: Arm, step: int, zeros: str) -> Any:
     from verl.utils import tensordict_utils as tu
 
     size, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
-    data = _placed(batch(step, zeros, arm.padding), arm, size)
+    data = _placed(batch(step, zeros, arm.padding, arm.prompts), arm, size)
     data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
     if arm.temperature is not None:
         data.pop("temperature")
@@ -294,12 +304,15 @@ def _placed(data: Any, arm: Arm, ranks: int) -> Any:
     from verl.utils.seqlen_balancing import calculate_workload
     from verl.utils.tensordict_utils import index_select_tensor_dict
 
-    from verl_fuse.host.update.balance import Cut, balanced
+    from verl_fuse.host.update.balance import Cut, Prompts, balanced
 
     if not arm.balance:
         return data
     cut = Cut(ranks, SAMPLES // arm.mini_batches, None if arm.tokens else arm.micro_batch, not arm.packed)
-    order = balanced(calculate_workload(data["input_ids"].offsets().diff()).tolist(), cut)
+    lengths, answers = (data[name].offsets().diff() for name in ("input_ids", "responses"))
+    # verl's order has groups on several ranks.
+    prompts = Prompts([place // GROUP for place in range(SAMPLES)], calculate_workload(lengths - answers - 1).tolist())
+    order = balanced(calculate_workload(lengths).tolist(), cut, prompts if arm.share else None)
     assert order != list(range(SAMPLES))
     if arm.fault == "a row in another mini-batch":
         order[0], order[cut.part] = order[cut.part], order[0]

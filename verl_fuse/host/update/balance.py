@@ -1,7 +1,8 @@
 """Places the rows of an update on the data-parallel ranks, within each mini-batch.
 
 verl balances a batch over ranks, and each rank cuts its own rows into mini-batches in their order: in each of these,
-all ranks wait for the one with the most work.
+all ranks wait for the one with the most work, and samples of a prompt are on any of them. Where a rank computes a
+prompt once for all its samples, they are put on one rank.
 
 Invariants (tests/unit/host/test_update_balance.py):
 - every mini-batch has the rows that verl gives it, and every rank as many of them as before;
@@ -11,9 +12,11 @@ Invariants (tests/unit/host/test_update_balance.py):
 - the batch that goes on is verl's, whatever order its rows were trained in.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -22,6 +25,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from verl_fuse.host.record.step import StageMethod, StepStage, TrainerPart
 from verl_fuse.host.upstream.dispatch import data_parallel_size
+from verl_fuse.spec.trajectory import TrajectoryKey
 
 # A model that is trained: its block of the configuration.
 Model = Literal["actor", "critic"]
@@ -65,58 +69,124 @@ class Cut:
         """Return the places of the first mini-batch's rows, rank by rank."""
         return [place for rank in self.places(rows)[0] for place in rank]
 
-    def amount(self, work: Sequence[int], order: Sequence[int]) -> int:
+    def amount(self, work: Sequence[int], order: Sequence[int], prompts: "Prompts | None" = None) -> int:
         """Return the work of the slowest ranks, all turns together: `work` by row, in this order of rows."""
         return sum(
-            max(self._computed([work[order[place]] for place in rank[start : start + self.turn]]) for rank in places)
-            for places in self.places(len(order))
+            max(
+                self._computed(work, [order[place] for place in rank[start : start + self.turn]], prompts)
+                for rank in ranks
+            )
+            for ranks in self.places(len(order))
             for start in range(0, self.part, self.turn)
         )
 
-    def _computed(self, work: Sequence[int]) -> int:
-        return len(work) * max(work) if self.padded and self.micro_batch else sum(work)
+    def _computed(self, work: Sequence[int], rows: Sequence[int], prompts: "Prompts | None") -> int:
+        if prompts is not None:
+            return prompts.work(work, rows)
+        each = [work[row] for row in rows]
+        return len(each) * max(each) if self.padded and self.micro_batch else sum(each)
 
 
-def balanced(work: Sequence[int], cut: Cut) -> list[int]:
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts that are computed once for rows of the same one of `groups` that a rank has together; `shared` is the
+    part of each row's work that they share."""
+
+    groups: Sequence[Hashable]
+    shared: Sequence[int]
+
+    def work(self, work: Sequence[int], rows: Sequence[int]) -> int:
+        """Return the work of these rows together; a row without work needs no prompt."""
+        computed = [row for row in rows if work[row]]
+        prompts = {self.groups[row]: self.shared[row] for row in computed}
+        return sum(work[row] - self.shared[row] for row in computed) + sum(prompts.values())
+
+
+def balanced(work: Sequence[int], cut: Cut, prompts: Prompts | None = None) -> list[int]:
     """Return the order of rows, whose `work` is 0 where nothing is computed: the next share of each rank, and in it of
     each mini-batch, has an even part of the mini-batch's work."""
-    order = list(range(len(work)))
+    stock = list(range(len(work)))
     if not cut.divides(len(work)):
         # verl's assertions name the numbers.
+        return stock
+
+    def ordered(of_ranks: Callable[[list[int]], list[list[int]]]) -> list[int]:
+        order = list(stock)
+        for places in cut.places(len(work)):
+            found = of_ranks([row for rank in places for row in rank])
+            for place, row in zip(chain(*places), chain(*found), strict=True):
+                order[place] = row
         return order
-    for places in cut.places(len(work)):
-        rows = [row for rank in places for row in rank]
-        for rank, found in zip(places, _of_ranks([work[row] for row in rows], cut), strict=True):
-            for place, one in zip(rank, found, strict=True):
-                order[place] = rows[one]
-    stock = range(len(work))
-    return order if cut.amount(work, order) < cut.amount(work, stock) else list(stock)
+
+    orders = [stock, ordered(partial(_of_ranks, work, cut))]
+    if prompts is not None:
+        orders.append(ordered(partial(_whole_groups, work, cut, prompts)))
+    return min(orders, key=lambda order: cut.amount(work, order, prompts))
 
 
-def share_saved(work: Sequence[int], order: Sequence[int], cut: Cut) -> float:
+def share_saved(work: Sequence[int], order: Sequence[int], cut: Cut, prompts: Prompts | None = None) -> float:
     """Return the share of the slowest ranks' work in verl's order that this order saves."""
-    before = cut.amount(work, range(len(work))) if cut.divides(len(work)) else 0
-    return 1 - cut.amount(work, order) / before if before else 0.0
+    before = cut.amount(work, range(len(work)), prompts) if cut.divides(len(work)) else 0
+    return 1 - cut.amount(work, order, prompts) / before if before else 0.0
 
 
-def _of_ranks(work: Sequence[int], cut: Cut) -> list[list[int]]:
-    """Return the rows of each rank in one mini-batch, turn by turn."""
+def _of_ranks(work: Sequence[int], cut: Cut, rows: list[int]) -> list[list[int]]:
+    """Return the rows of each rank, turn by turn, for the `rows` of one mini-batch."""
     turns = cut.part // cut.turn
     if cut.padded and cut.micro_batch:
         # Rows of about the same length share a micro-batch, which computes as little padding as any cut leaves, and all
         # ranks have theirs in the same turn.
-        ranked = sorted(range(len(work)), key=lambda row: (-work[row], row))
+        ranked = sorted(rows, key=lambda row: -work[row])
         parts = [ranked[start : start + cut.turn] for start in range(0, len(ranked), cut.turn)]
     else:
         # As much work in each: sorted rows would put the longest into one micro-batch, and raise the peak of memory.
-        found: Any = get_seqlen_balanced_partitions(list(work), cut.ranks * turns, equal_size=True)
-        parts = sorted(found, key=lambda part: -sum(work[row] for row in part)) if turns > 1 else found
+        found: Any = get_seqlen_balanced_partitions([work[row] for row in rows], cut.ranks * turns, equal_size=True)
+        parts = [[rows[place] for place in part] for part in found]
+        parts = sorted(parts, key=lambda part: -sum(work[row] for row in part)) if turns > 1 else parts
     return [[row for part in parts[rank :: cut.ranks] for row in part] for rank in range(cut.ranks)]
+
+
+def _whole_groups(work: Sequence[int], cut: Cut, prompts: Prompts, rows: list[int]) -> list[list[int]]:
+    """Return the rows of each rank for the `rows` of one mini-batch, with samples of a prompt on one rank as long as it
+    has room for them, the largest groups first."""
+    groups: dict[Hashable, list[int]] = {}
+    # Rows without work fill what is left.
+    for row in sorted(rows, key=lambda row: not work[row]):
+        groups.setdefault(prompts.groups[row] if work[row] else (row,), []).append(row)
+
+    def amount(group: list[int]) -> int:
+        return prompts.work(work, group)
+
+    waiting = deque(sorted(groups.values(), key=amount, reverse=True))
+    ranks: list[list[int]] = [[] for _ in range(cut.ranks)]
+    loads = [0] * cut.ranks
+    while waiting:
+        group = waiting.popleft()
+        free = [cut.part - len(found) for found in ranks]
+        room = [rank for rank in range(cut.ranks) if free[rank] >= len(group)]
+        rank = min(room, key=loads.__getitem__) if room else max(range(cut.ranks), key=free.__getitem__)
+        taken, rest = group[: free[rank]], group[free[rank] :]
+        ranks[rank] += taken
+        loads[rank] += amount(taken)
+        if rest:
+            waiting.appendleft(rest)
+    return ranks
 
 
 def work_of(batch: KVBatchMeta) -> list[int]:
     """Return the work of each row, as verl counts it: proportional to a model's operations."""
     return calculate_workload(torch.tensor([int(tag["seq_len"]) for tag in batch.tags])).tolist()
+
+
+def prompts_of(batch: KVBatchMeta) -> Prompts:
+    """Return the prompts of a batch's rows; each row of padding has its own."""
+    keys = zip(batch.keys, batch.tags, strict=True)
+    groups = [
+        (key,) if tag.get("is_padding") else (TrajectoryKey.parse(key).uid, int(tag["prompt_len"])) for key, tag in keys
+    ]
+    # A prompt's last token is computed for each of its samples.
+    shared = calculate_workload(torch.tensor([int(tag["prompt_len"]) - 1 for tag in batch.tags])).tolist()
+    return Prompts(groups, shared)
 
 
 def in_order(batch: KVBatchMeta, order: Sequence[int]) -> KVBatchMeta:

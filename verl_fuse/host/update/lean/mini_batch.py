@@ -29,7 +29,8 @@ from verl.utils.py_functional import append_to_dict
 from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
 from verl.workers.utils.padding import response_from_nested
 
-from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
+from verl_fuse.host.sharing.micro_batches import by_rows, by_tokens
+from verl_fuse.host.sharing.plan import row_prompts
 from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD, LeanOptions
 from verl_fuse.host.update.lean.rows import Outputs, lengths, nested, selected, without_weight
 from verl_fuse.host.upstream.advantages import has_gradient
@@ -107,7 +108,9 @@ class LeanMiniBatch:
         multiple, mine = num_batches_divided_by or 1, lengths(data)
         if get_non_tensor_data(data, "use_dynamic_bsz", default=True):
             most = data["max_token_len_per_gpu"] * get_non_tensor_data(data, "sp_size", default=1)
-            parts = by_tokens([mine[row] for row in rows], most, self._largest, multiple)
+            prompts = row_prompts(data)
+            chosen = [prompts[row] for row in rows] if prompts else None
+            parts = by_tokens([mine[row] for row in rows], most, self._largest, multiple, chosen)
         else:
             parts = by_rows(len(rows), data["micro_batch_size_per_gpu"], self._largest, multiple)
         shortest = min(range(len(mine)), key=mine.__getitem__)

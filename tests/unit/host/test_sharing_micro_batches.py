@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 pytest.importorskip("verl")
-from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
+from verl_fuse.host.sharing.micro_batches import by_rows, by_tokens
 
 
 def all_ranks(split, *ranks):

@@ -1,0 +1,1 @@
+"""Computes a prompt once for all samples of it that are in the same micro-batch."""

@@ -1,0 +1,204 @@
+"""Lets verl's FSDP engine of a language model compute the prompt of several samples once.
+
+verl's own code prepares the inputs of the rows that are computed (`SharedPlan`) and makes log-probs and entropies of
+them; both come back as verl has them, with a value for each token of each sample. The loss is verl's, on verl's rows.
+
+Invariants (tests/integration/test_shared_prompts.py):
+- log-probs, entropies, losses, gradients and parameters are verl's, up to rounding;
+- with dynamic batch sizes, rows of a prompt are in one micro-batch, as long as it holds them;
+- rows with prompts of the same tokens share, whatever uid they have.
+"""
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tensordict import NonTensorData, TensorDict
+from transformers import PreTrainedModel
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.device import get_device_name
+from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data, index_select_tensor_dict
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.sharing.attention import NAME
+from verl_fuse.host.sharing.micro_batches import by_tokens
+from verl_fuse.host.sharing.plan import GROUP_FIELD, SharedPlan, prompt_groups, row_prompts, shared_tokens
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "fuse.update.share_prompts"
+# Models of transformers whose attention takes all of a call's arguments, and whose layers are of each token alone
+# otherwise.
+MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma2", "gemma3_text")
+_split = transformer_impl.prepare_micro_batches
+
+
+class SharedPrompts(FSDPEngineWithLMHead):
+    """verl's engine with prompts that are computed once."""
+
+    # The attention that the model was built with.
+    _kernel: str
+    # Tokens of prompts: in the rows since these were last asked for, and those of them that were computed.
+    _prompt_tokens: tuple[int, int]
+    # Of the micro-batch that is computed.
+    _plan: SharedPlan
+    _compact: TensorDict
+
+    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+        """Compute a batch as verl does, in micro-batches that keep rows of a prompt together."""
+        data[GROUP_FIELD] = prompt_groups(data)
+        stock: Any = super()
+        with self._whole_groups(data):
+            return stock.forward_backward_batch(data, loss_function, forward_only)
+
+    @contextmanager
+    def _whole_groups(self, data: Any) -> Iterator[None]:
+        """Split by prompts in place of verl, unless an update that leaves rows out does, which knows prompts itself.
+        Micro-batches of a fixed size stay verl's: it does not put their rows back in order."""
+        fixed = not get_non_tensor_data(data, "use_dynamic_bsz", default=True)
+        if fixed or transformer_impl.prepare_micro_batches is not _split:
+            yield
+            return
+        transformer_impl.prepare_micro_batches = self._by_prompts
+        try:
+            yield
+        finally:
+            transformer_impl.prepare_micro_batches = _split
+
+    def _by_prompts(self, data: Any, dp_group: Any = None, **_: Any) -> tuple[list[Any], list[list[int]]]:
+        def largest(number: int) -> int:
+            found = torch.tensor([number], device=get_device_name())
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=dp_group)
+            return int(found.item())
+
+        lengths, most = data["input_ids"].offsets().diff().tolist(), data["max_token_len_per_gpu"]
+        parts = by_tokens(lengths, most, largest, prompts=row_prompts(data))
+        return [index_select_tensor_dict(data, part) for part in parts], parts
+
+    def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return verl's inputs for the computed rows, and their plan."""
+        lengths, answers = (micro_batch[name].offsets().diff().tolist() for name in ("input_ids", "responses"))
+        groups, device = micro_batch[GROUP_FIELD].tolist(), micro_batch["input_ids"].device
+        self._plan = plan = SharedPlan(lengths, answers, groups, device, self._kernel)
+        self._compact = compact(micro_batch, plan)
+        prompts = [shared_tokens(*row) for row in zip(lengths, answers, strict=True)]
+        whole, computed = self._prompt_tokens
+        copies = sum(lengths) - sum(plan.lengths)
+        self._prompt_tokens = whole + sum(prompts), computed + sum(prompts) - copies
+        stock: Any = super()
+        inputs, arguments = stock.prepare_model_inputs(self._compact)
+        return {**inputs, "shared_prompts": plan}, arguments
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
+    ) -> dict[str, torch.Tensor]:
+        """Return verl's outputs of the computed rows, at each token of the whole ones."""
+        stock: Any = super()
+        found = stock.prepare_model_outputs(output, output_args, self._compact, logits_processor_func)
+        starts = micro_batch["input_ids"].offsets()
+        return {
+            name: torch.nested.nested_tensor_from_jagged(values.values()[self._plan.expanded], starts)
+            for name, values in found.items()
+        }
+
+    def take_prompt_tokens(self) -> tuple[int, int]:
+        """Return the tokens of prompts in the rows since the last call, and those of them that were computed."""
+        found, self._prompt_tokens = self._prompt_tokens, (0, 0)
+        return found
+
+
+def compact(micro_batch: Any, plan: SharedPlan) -> TensorDict:
+    """Return the computed rows as verl's engine reads them: packed."""
+
+    def nested(values: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        starts = torch.tensor([0, *lengths], device=values.device).cumsum(0)
+        return torch.nested.nested_tensor_from_jagged(values, starts)
+
+    tokens = micro_batch["input_ids"].values()[plan.kept]
+    # Nothing but its lengths is read.
+    answers = tokens.new_zeros(sum(plan.answers))
+    found = TensorDict(
+        {
+            "input_ids": nested(tokens, plan.lengths),
+            "position_ids": nested(micro_batch["position_ids"].values()[plan.kept], plan.lengths),
+            "responses": nested(answers, plan.answers),
+        },
+        batch_size=[len(plan.lengths)],
+    )
+    for name, value in micro_batch.items():
+        if isinstance(value, NonTensorData):
+            found[name] = NonTensorData(value.data, batch_size=found.batch_size)
+    temperature = micro_batch["temperature"]
+    if isinstance(temperature, torch.Tensor) and temperature.dim():
+        found["temperature"] = temperature[plan.sources]
+    assign_non_tensor(found, use_remove_padding=True)
+    return found
+
+
+def share_prompts(engine: Any, strict: bool) -> None:
+    """Let an engine of verl that is built compute each prompt once. One that cannot computes all of them, and a warning
+    says so; with `strict` it is refused."""
+    if found := " and ".join(_unfit(engine)):
+        if strict:
+            raise FuseError(f"{SWITCH}=true: not with {found}; false computes each sample's prompt")
+        logger.warning("%s=true: without effect with %s: each sample's prompt is computed", SWITCH, found)
+        return
+    config = _model(engine).config
+    kernel, config._attn_implementation = config._attn_implementation, NAME
+    engine.__class__ = type(f"SharedPrompts{type(engine).__name__}", (SharedPrompts, type(engine)), {})
+    engine._kernel, engine._prompt_tokens = kernel, (0, 0)
+
+
+def _model(engine: Any) -> PreTrainedModel:
+    """Return the outermost model of transformers, under FSDP and adapters."""
+    return next(part for part in engine.module.modules() if isinstance(part, PreTrainedModel))
+
+
+def _unfit(engine: Any) -> Iterator[str]:
+    kinds = [kind for kind in type(engine).__mro__ if "prepare_model_inputs" in vars(kind)]
+    if not kinds or kinds[-1] is not FSDPEngineWithLMHead or any(_of_verl(kind) for kind in kinds[:-1]):
+        yield f"the engine {type(engine).__name__}"
+        return
+    config = _model(engine).config
+    if config.model_type not in MODEL_TYPES:
+        yield f"a model of type {config.model_type}: {', '.join(MODEL_TYPES)} were run"
+    if getattr(config, "attention_dropout", 0.0):
+        yield f"attention_dropout={config.attention_dropout}"
+    if getattr(config, "output_router_logits", False):
+        yield "output_router_logits=true, a loss over a micro-batch's tokens"
+    softcap, kernel = getattr(config, "attn_logit_softcapping", None), config._attn_implementation
+    if softcap and not kernel.startswith("flash_attention"):
+        yield f"attn_logit_softcapping={softcap} and attn_implementation={kernel}: flash_attention_2 has it"
+
+
+def _of_verl(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "verl"
+
+
+def shared_prompts_worker_class(base: type, strict: bool) -> type:
+    """Return a subclass of verl's actor worker `base` whose actor and reference compute each prompt once; `strict`: a
+    model that cannot is refused."""
+    build = base.init_model  # type: ignore[attr-defined]
+
+    @functools.wraps(build)
+    def init_model(self: Any) -> None:
+        build(self)
+        for worker in filter(None, (self.actor, self.ref)):
+            share_prompts(worker.engine, strict)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
+    def take_prompt_tokens(self: Any, model: str) -> tuple[int, int]:
+        """Return the tokens of prompts in the rows that `model` ("actor" or "ref") got since the last call, and those
+        of them that were computed."""
+        worker = getattr(self, model)
+        take = getattr(worker.engine, "take_prompt_tokens", None) if worker else None
+        return take() if take else (0, 0)
+
+    members = {"__doc__": base.__doc__, "init_model": init_model, "take_prompt_tokens": take_prompt_tokens}
+    return type(f"SharedPrompts{base.__name__}", (base,), members)
