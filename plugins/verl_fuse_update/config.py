@@ -14,6 +14,7 @@ class UpdateConfig:
     skip_old_log_prob: bool | None = field(default=None, metadata=left_to_preset(False))
     skip_values: bool | None = field(default=None, metadata=left_to_preset(False))
     balance: bool | None = field(default=None, metadata=left_to_preset(False))
+    share_prompts: bool | None = field(default=None, metadata=left_to_preset(False))
     response_logits: bool | None = field(default=None, metadata=left_to_preset(False))
     stream: bool = False
     metrics: Literal["stock", "computed"] | None = field(

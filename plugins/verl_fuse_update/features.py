@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_fuse.feature import Feature, Fits, PresetName
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, Get, has_critic, no_critic
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, has_critic, no_critic
 from verl_fuse.spec.timeline import (
     DEFER_CRITIC,
     FUSED_UPDATE,
@@ -18,6 +18,8 @@ from verl_fuse.spec.timeline import (
 if TYPE_CHECKING:
     from verl_fuse.simulate.recorded import Recording, Saving
 
+# A prompt limit below this part of the response limit saves less than it costs to place the samples.
+SHORT = 8
 _COMPUTED: Mapping[PresetName, Mapping[str, Any]] = {"safe": {}, "fast": {"update.metrics": "computed"}}
 
 
@@ -39,6 +41,15 @@ def _balanced_anyway(get: Get) -> str | None:
 
 def _one_mini_batch(get: Get, block: str) -> bool:
     return get(f"{block}.ppo_mini_batch_size") == get("data.train_batch_size")
+
+
+def _short_prompts(get: Get) -> str | None:
+    if (get(f"{ROLLOUT}.n") or 1) == 1:
+        return "each prompt has one sample"
+    prompt, response = get("data.max_prompt_length") or 0, get("data.max_response_length") or 0
+    if SHORT * prompt < response:
+        return f"prompts have at most an {SHORT}th of the tokens of responses"
+    return None
 
 
 def _streamed_log_probs(get: Get) -> str | None:
@@ -166,6 +177,15 @@ FEATURES = (
         presets={"safe": {}, "fast": {}},
         idle=_balanced_anyway,
         fits=Fits("balanced mini-batches", "any", "FSDP, FSDP2, Megatron", "any", "2 ranks"),
+    ),
+    Feature(
+        "share_prompts",
+        {"update.share_prompts": True},
+        presets={"safe": {}, "fast": {}},
+        idle=_short_prompts,
+        fits=Fits(
+            "prompts computed once", "GRPO, DAPO, any with several samples a prompt", "FSDP, FSDP2", "any", "2 ranks"
+        ),
     ),
     Feature(
         "response_logits",

@@ -18,6 +18,7 @@ from verl_fuse_update.refusals import (
     CRITIC_VALUES,
     OWN,
     RESPONSES,
+    SHARE,
     SKIP,
     STREAM,
     balanced_models,
@@ -64,6 +65,8 @@ class UpdatePlugin:
         # plugin's concern.
         found = yield
         get = getter(config)
+        # A preset does not end a run for a model that verl trains.
+        strict = get("fuse.preset") in (None, "observe")
         if model == "critic" and get(CRITIC_VALUES):
             from verl_fuse.host.update.critic.worker import own_values_worker_class
 
@@ -73,8 +76,11 @@ class UpdatePlugin:
         if model == "actor" and get(RESPONSES):
             from verl_fuse.host.inference.response_logits import response_logits_worker_class
 
-            # A preset does not end a run for a model that verl trains.
-            found = response_logits_worker_class(found or base, strict=get("fuse.preset") in (None, "observe"))
+            found = response_logits_worker_class(found or base, strict)
+        if model == "actor" and get(SHARE):
+            from verl_fuse.host.sharing.engine import shared_prompts_worker_class
+
+            found = shared_prompts_worker_class(found or base, strict)
         return found
 
     @hookimpl
@@ -95,9 +101,13 @@ class UpdatePlugin:
                 metrics,
                 balance=bool(block.balance),
                 short_pass=metrics == "computed" and is_row_loss(getter(trainer.config)),
+                share=bool(block.share_prompts),
             )
         if block.balance:
             trainer.use_balanced_updates(balanced_models(getter(trainer.config)))
+
+        if block.share_prompts:
+            trainer.use_shared_prompts(places_update=not switched_on(getter(trainer.config)))
 
     def _require_memory(self, trainer: Trainer) -> None:
         ranks = trainer.training_memory()["actor"]

@@ -13,11 +13,13 @@ from verl_fuse.spec.composed import (
     ACTOR,
     CRITIC,
     MODEL,
+    REFERENCE,
     ROLLOUT,
     TOWERS,
     Get,
     has_critic,
     off_beside,
+    on_accelerators,
     required,
     required_if_set,
 )
@@ -27,19 +29,22 @@ from verl_fuse_update.losses import ANY_LOSSES, BALANCED_LOSSES, ROW_LOSSES
 
 SKIP, OWN, STREAM = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob", "fuse.update.stream"
 BALANCE = "fuse.update.balance"
+SHARE = "fuse.update.share_prompts"
 CRITIC_VALUES, RESPONSES = "fuse.update.skip_values", "fuse.update.response_logits"
 CORRECTION = "algorithm.rollout_correction"
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
 
 
+_DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+
 def _off_in_model(model: str) -> dict[str, Any]:
     """Return the settings by which two passes over the same samples differ, and settings that were never run, each with
     the value that switches it off."""
-    dropouts = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
     return {
         f"{model}.mtp.enable": False,
         f"{model}.lora.dropout": 0.0,
-        **{f"{model}.override_config.{name}": 0.0 for name in dropouts},
+        **{f"{model}.override_config.{name}": 0.0 for name in _DROPOUTS},
     }
 
 
@@ -155,6 +160,34 @@ _OFF_WITH_RESPONSES: dict[str, tuple[Any, str]] = {
 }
 
 
+_FLASH = ("flash_attention_2", "flash_attention_3")
+# These settings must be off where prompts are computed once: each with its value then, and the reason.
+_OFF_WITH_SHARED: dict[str, tuple[Any, str]] = {
+    "fuse.pipeline.enabled": (False, "false: a fused update is of Megatron's models"),
+    "fuse.update.stream": (False, "false: streamed calls were not run"),
+    "distillation.enabled": (False, "false: its losses read logits themselves"),
+    f"{CORRECTION}.rollout_is_batch_normalize": (False, "false: weights are of a micro-batch's samples together"),
+    f"{MODEL}.use_fused_kernels": (False, "false: fused kernels drop the layout of the rows"),
+    f"{MODEL}.use_liger": (False, "false: liger's forward passes were not run"),
+    f"{MODEL}.mtp.enable": (False, "false: further heads were not run"),
+    f"{MODEL}.lora.dropout": (0.0, "0.0: samples would share what is dropped of their prompt"),
+    **{
+        f"{MODEL}.override_config.{name}": (0.0, "0.0: samples would share what is dropped of their prompt")
+        for name in _DROPOUTS
+    },
+    f"{ACTOR}.ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
+    **{
+        f"{block}.fsdp_config.{name}": value
+        for block in (ACTOR, REFERENCE)
+        for name, value in {
+            "ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
+            "pad_to_length": (False, "false: packed rows have no padding"),
+            "qat.enable": (False, "false: quantized layers were not run"),
+        }.items()
+    },
+}
+
+
 # Names of models that read images or sound, such as Qwen2.5-VL-7B and InternVL3.
 _SEES = re.compile(r"(?:^|[-_./\d])(?:vl|omni|vision|audio|llava|internvl)(?:[-_./\d]|$)", re.IGNORECASE)
 
@@ -191,7 +224,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
             yield Refusal(
                 loss, get(loss), f"{switch}=true needs a loss that was read for it: {', '.join(_LOSSES[switch])}"
             )
-    if switch := next((switch for switch in (SKIP, STREAM, BALANCE) if get(switch)), None):
+    if switch := next((switch for switch in (SKIP, STREAM, BALANCE, SHARE) if get(switch)), None):
         yield from _denominators(get, switch)
     if get(OWN):
         yield from _own_log_probs(get)
@@ -202,14 +235,17 @@ def refusals(get: Get) -> Iterator[Refusal]:
         yield from _own_values(get)
     if get(RESPONSES):
         yield from _response_logits(get)
+    if get(SHARE):
+        yield from _shared_prompts(get)
     if get(BALANCE):
         yield from _balanced(get)
 
 
 def balanced_models(get: Get) -> list[Literal["actor", "critic"]]:
     """Return the models whose updates are balanced by themselves: an update that leaves samples out is balanced with
-    them."""
-    return [*([] if switched_on(get) else ["actor"]), *(["critic"] if has_critic(get) else [])]  # type: ignore[list-item]
+    them, and one that computes prompts once by them."""
+    placed = switched_on(get) or get(SHARE)
+    return [*([] if placed else ["actor"]), *(["critic"] if has_critic(get) else [])]  # type: ignore[list-item]
 
 
 def _balanced(get: Get) -> Iterator[Refusal]:
@@ -234,15 +270,33 @@ def _balanced(get: Get) -> Iterator[Refusal]:
 def _response_logits(get: Get) -> Iterator[Refusal]:
     on = f"{RESPONSES}=true"
     yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
-    engine, device = get(f"{ACTOR}.strategy"), get("trainer.device")
-    if engine not in ("fsdp", "fsdp2"):
-        yield Refusal(
-            f"{ACTOR}.strategy", engine, f"{on} needs fsdp or fsdp2, whose models take the positions of logits"
-        )
-    if device not in ("cuda", "cpu", None):
-        yield Refusal("trainer.device", device, f"{on} needs cuda or cpu: others were not run")
+    yield from _models_of_transformers(get, on)
     off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_RESPONSES.items()}
     yield from required_if_set(get, off)
+    yield from _text_alone(get(f"{MODEL}.path"), on)
+
+
+def _models_of_transformers(get: Get, on: str) -> Iterator[Refusal]:
+    engine, device = get(f"{ACTOR}.strategy"), get("trainer.device")
+    if engine not in ("fsdp", "fsdp2"):
+        yield Refusal(f"{ACTOR}.strategy", engine, f"{on} needs fsdp or fsdp2, whose models are those of transformers")
+    if device not in ("cuda", "cpu", None):
+        yield Refusal("trainer.device", device, f"{on} needs cuda or cpu: others were not run")
+
+
+def _shared_prompts(get: Get) -> Iterator[Refusal]:
+    on = f"{SHARE}=true"
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
+    yield from _models_of_transformers(get, on)
+    yield from required_if_set(
+        get, {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_SHARED.items()}
+    )
+    kernel = f"{MODEL}.override_config.attn_implementation"
+    if on_accelerators(get) and (get(kernel) or _FLASH[0]) not in _FLASH:
+        yield Refusal(kernel, get(kernel), f"{on} needs {' or '.join(_FLASH)} on accelerators", {kernel: _FLASH[0]})
+    loss = f"{ACTOR}.policy_loss.loss_mode"
+    if (get(loss) or "vanilla") not in BALANCED_LOSSES:
+        yield Refusal(loss, get(loss), f"{on} needs a loss that was read for it: {', '.join(BALANCED_LOSSES)}")
     yield from _text_alone(get(f"{MODEL}.path"), on)
 
 

@@ -23,6 +23,7 @@ SYNCHRONOUS, ANY_UPDATE, NOTHING = 178, 154, 11
 ON = {
     "update.response_logits": 131,
     "update.balance": 128,
+    "update.share_prompts": 83,
     "elastic.enabled": 113,
     "interstage.enabled": 87,
     "update.skip_zero_gradient": 69,

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from lean_engines import KL, Arm, compared, passes, write_model
+from lean_engines import Arm, compared, passes, write_model
 from small_engines import Ranks, cpu_server
 
 pytest.importorskip("verl")
@@ -50,10 +49,15 @@ def test_updates_and_passes_are_stock_verls(ranks: Ranks, folder: Path, engine: 
     for name in names:
         stock = ARMS[name]
         ours = replace(stock, share=True)
-        found = ranks.call(compared, folder, engine, {"stock": stock, "ours": ours}, ("some", "none"), [("stock", "ours")])
+        found = ranks.call(
+            compared, folder, engine, {"stock": stock, "ours": ours}, ("some", "none"), [("stock", "ours")]
+        )
         for one in found:
             print(engine, name, one["stock - ours"])
         whole = ranks.call(passes, folder, engine, {"stock": stock, "ours": ours})
         for one in whole:
-            print({k: v for k, v in one["ours"].items() if isinstance(v, int)}, {k: v for k, v in one["stock"].items() if isinstance(v, int)})
+            print(
+                {k: v for k, v in one["ours"].items() if isinstance(v, int)},
+                {k: v for k, v in one["stock"].items() if isinstance(v, int)},
+            )
             print((one["ours"]["log_probs"] - one["stock"]["log_probs"]).abs().max())

@@ -79,7 +79,7 @@ def test_a_worker_of_a_slice_empties_the_cache_of_its_device(monkeypatch):
         _stages=("ref",),
         _config=None,
         _critic=None,
-        _response_logits=False,
+        _engines={},
         world_size=1,
         _number=0,
         set_dispatch_collect=lambda mesh_name: None,

@@ -136,7 +136,7 @@ def test_the_overrides_compose_with_verl_and_are_refused_where_that_is_known(mod
     alone = refused(config, ())
     # They make several mini-batches of a step.
     expected = {
-        "megatron": {"stream", "placement", "response_logits"},
+        "megatron": {"stream", "placement", "response_logits", "share_prompts"},
         "fsdp": {"pipeline", "stream"},
     }[model_engine]
     for feature in FEATURES.values():

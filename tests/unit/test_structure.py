@@ -48,6 +48,7 @@ LAYERS = (
     ("verl_fuse.host.record",),
     ("verl_fuse.host.start",),
     ("verl_fuse.host.weights",),
+    ("verl_fuse.host.sharing",),
     ("verl_fuse.host.inference",),
     ("verl_fuse.host.rollout",),
     ("verl_fuse.host.update",),

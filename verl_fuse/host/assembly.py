@@ -150,7 +150,8 @@ def sample_inference(trainer: Any, stock: Any) -> SampleInference:
     }
     return SampleInference(
         lane=trainer.lane,
-        calls={stage: calls[stage] for stage in stages},
+        # Parts are added later.
+        calls={stage: partial(trainer.call, stage, calls[stage]) for stage in stages},
         dp_size=max(sizes.values(), default=1),
         multiples={stage: sizes[stage] * micro_batch(trainer.config, stage, trainer.ref_in_actor) for stage in stages},
         fields=STAGE_FIELDS,

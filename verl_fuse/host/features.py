@@ -14,6 +14,7 @@ from verl_fuse.host.update.critic.driver import CriticFirst
 from verl_fuse.host.update.lean.driver import LeanUpdates
 from verl_fuse.host.update.lean.options import LeanOptions
 from verl_fuse.host.update.schedules import Solve
+from verl_fuse.host.update.shared import SharedPrompts
 from verl_fuse.host.weights.layouts.driver import Layouts
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import ReplicaView, Stage
@@ -102,22 +103,29 @@ class Features:
         metrics: Literal["stock", "computed"],
         balance: bool = False,
         short_pass: bool = False,
+        share: bool = False,
     ) -> None:
         """Leave samples without a gradient out of the actor's update, whose first mini-batch computes its old log-probs
         itself; `metrics` are of all samples or of those that are computed. `balance`: balanced in steps that leave no
-        sample out, too. `short_pass`: the pass for the other mini-batches leaves out samples without a gradient. The
-        actor's workers must be of the class that host/update/lean/worker.py makes."""
+        sample out, too. `short_pass`: the pass for the other mini-batches leaves out samples without a gradient.
+        `share`: placed for workers that compute each prompt once. The actor's workers must be of the class that
+        host/update/lean/worker.py makes."""
         correction = self.config.algorithm.get("rollout_correction", None)
         bypass = bool(correction and correction.get("bypass_mode", False))
         trainer, options = (
             self._trainer,
             LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics, bypass, short_pass),
         )
-        trainer.parts.append(LeanUpdates(trainer, trainer.run_stage, options, balance))
+        trainer.parts.append(LeanUpdates(trainer, trainer.run_stage, options, balance, share))
 
     def use_balanced_updates(self, models: Sequence[Model]) -> None:
         """Balance the updates of these models over ranks within each mini-batch."""
         self._trainer.parts.append(BalancedUpdates(self._trainer, models))
+
+    def use_shared_prompts(self, places_update: bool) -> None:
+        """Place samples of a prompt on one rank in the passes for log-probs and, with `places_update`, in the actor's
+        update. The actor's workers must be of the class that host/sharing/engine.py makes."""
+        self._trainer.parts.append(SharedPrompts(self._trainer, places_update))
 
     def use_own_values(self) -> None:
         """Update the critic where verl computes values: the first mini-batch's own forward pass computes its values.

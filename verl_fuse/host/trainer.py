@@ -118,9 +118,14 @@ class FuseTrainer(FuseRun):
         return self._stage("update_actor", super()._update_actor, self._train)(batch, metrics)
 
     def _stage(self, name: StepStage, stock: StageMethod, run: Callable[..., KVBatchMeta]) -> StockStage:
+        method = partial(self.call, name, stock)
+        return StockStage(name, method, partial(run, name, method), self.parts)
+
+    def call(self, name: StepStage, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Do the work of a stage by verl's method `stock`, as the parts have it done."""
         for part in self.parts:
             stock = part.method(name, stock)
-        return StockStage(name, stock, partial(run, name, stock), self.parts)
+        return stock(batch, metrics)
 
     def _infer(self, stage: Stage, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self.journal.stage(stage):

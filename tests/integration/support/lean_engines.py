@@ -1,5 +1,5 @@
-"""An actor in verl's own TrainingWorker, in the lean one, with logits of responses alone, and with prompts computed once,
-on FSDP or Megatron, gloo processes, fixed batches: several steps of each, side by side.
+"""An actor in verl's own TrainingWorker, in the lean one, with logits of responses alone, and with prompts computed
+once, on FSDP or Megatron, gloo processes, fixed batches: several steps of each, side by side.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -27,9 +27,9 @@ KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}
 @dataclass(frozen=True)
 class Arm:
     """How three steps are trained: by stock verl (`lean` is None) or leanly, with logits of all tokens or of
-    `responses` alone, each prompt computed for each sample or once (`share`), in verl's order of rows or balanced within
-    mini-batches (`balance`); `fault` is planted. `prompts`: samples of a group have the same one. `temperature`: of the
-    whole batch; None: 1.0 for each row."""
+    `responses` alone, each prompt computed for each sample or once (`share`), in verl's order of rows or balanced
+    within mini-batches (`balance`); `fault` is planted. `prompts`: samples of a group have the same one. `temperature`:
+    of the whole batch; None: 1.0 for each row."""
 
     lean: dict[str, Any] | None = None
     responses: bool = False

@@ -79,6 +79,8 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.update.balance", True, ONE_CRITIC_BATCH, "fsdp2"),
     ("fuse.update.balance", True, ONE_CRITIC_BATCH, "megatron"),
     ("fuse.update.response_logits", True, {}, "fsdp2"),
+    ("fuse.update.share_prompts", True, {}, "fsdp2"),
+    ("fuse.update.share_prompts", True, {"trainer.device": "cuda"}, "fsdp2"),
     ("fuse.update.stream", True, STREAMED, "fsdp2"),
 )
 VALUES = (

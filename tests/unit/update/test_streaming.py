@@ -216,7 +216,9 @@ def test_the_plugin_answers_where_it_was_switched_on():
         plugin, trainer = UpdatePlugin(), Trainer(stream)
         plugin.fuse_setup(trainer=trainer)
         assert trainer.asked == (
-            (False, "stock", True) if stream else (False, True, "stock", {"balance": False, "short_pass": False})
+            (False, "stock", True)
+            if stream
+            else (False, True, "stock", {"balance": False, "short_pass": False, "share": False})
         )
         assert groups(plugin.fuse_train_next(view=view(("a", 10)), lane=lane())) == (["a"] if stream else [])
     full = Trainer(True, replace(RANK, device=80 * 2**30))

@@ -212,7 +212,7 @@ def test_the_pass_is_shorter_where_no_metric_and_no_loss_needs_it(metrics, loss,
         use_lean_update=lambda *arguments, **more: asked.append((arguments, more)),
     )
     UpdatePlugin().fuse_setup(trainer=trainer)
-    assert asked == [((False, True, metrics), {"balance": False, "short_pass": short})]
+    assert asked == [((False, True, metrics), {"balance": False, "short_pass": short, "share": False})]
 
 
 BALANCE = "fuse.update.balance"

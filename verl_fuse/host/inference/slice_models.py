@@ -27,6 +27,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.inference.megatron_copies import copy_settings
 from verl_fuse.host.inference.response_logits import keep_response_logits
+from verl_fuse.host.sharing.engine import share_prompts
 from verl_fuse.host.weights.computed import computed_dtype, round_parameters
 from verl_fuse.spec.step import Stage
 
@@ -69,10 +70,11 @@ def build_models(
     critic: TrainingWorkerConfig | None,
     devices: int = 1,
     response_logits: bool = False,
+    shared_prompts: bool = False,
 ) -> dict[Stage, TrainingWorker]:
     """Build the model of each of `stages`, by all `devices` ranks of a slice: `block` is verl's `actor_rollout_ref`,
     `critic` is verl's configuration for the critic's workers ("values"). With `response_logits` policy and reference
-    compute logits of responses alone, where their models can."""
+    compute logits of responses alone, and with `shared_prompts` each prompt once, where their models can."""
     changes = _changes(block, critic, devices)
     of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
     wanted: list[Stage] = [stage for stage in _ORDER if stage in stages]
@@ -83,6 +85,8 @@ def build_models(
     for stage, model in models.items():
         if response_logits and stage != "values":
             keep_response_logits(model.engine, strict=False)
+        if shared_prompts and stage != "values":
+            share_prompts(model.engine, strict=False)
     return {stage: models[of] for stage, of in zip(wanted, source, strict=True)}
 
 

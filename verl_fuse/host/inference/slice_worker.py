@@ -32,14 +32,14 @@ MESH = "slice"
 
 
 class SliceWorker(Worker):
-    """`stages`: what to compute; `config`, `critic` and `response_logits` configure the models (`build_models`);
-    `number` is the rank of the slice's replica."""
+    """`stages`: what to compute; `config`, `critic` and `engines` configure the models (`build_models`); `number` is
+    the rank of the slice's replica."""
 
     def __init__(
-        self, config: Any, stages: Sequence[Stage], critic: Any, number: int, response_logits: bool, **kwargs: Any
+        self, config: Any, stages: Sequence[Stage], critic: Any, number: int, engines: Mapping[str, bool], **kwargs: Any
     ):
         super().__init__(**kwargs)
-        self._config, self._critic, self._response_logits = config, critic, response_logits
+        self._config, self._critic, self._engines = config, critic, engines
         self._stages, self._number = tuple(stages), number
         self._models: dict[Stage, TrainingWorker] = {}
         self._device_weights: dict[Stage, DeviceWeights | MegatronWeights] = {}
@@ -47,7 +47,7 @@ class SliceWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def init_model(self) -> None:
         """Build the models of the stages; a collective of the slice's ranks."""
-        self._models = build_models(self._stages, self._config, self._critic, self.world_size, self._response_logits)
+        self._models = build_models(self._stages, self._config, self._critic, self.world_size, **self._engines)
         # One for each model, of which two stages may have the same.
         stage_of: dict[int, Stage] = {id(model): stage for stage, model in self._models.items()}
         held = {

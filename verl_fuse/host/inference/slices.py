@@ -64,7 +64,10 @@ class Slices:
             stages=self._setup.stages,
             critic=self._setup.critic,
             number=number,
-            response_logits=bool(OmegaConf.select(config, "fuse.update.response_logits")),
+            engines={
+                "response_logits": bool(OmegaConf.select(config, "fuse.update.response_logits")),
+                "shared_prompts": bool(OmegaConf.select(config, "fuse.update.share_prompts")),
+            },
         )
         return RayWorkerGroup(
             resource_pool=pool,

@@ -71,8 +71,8 @@ def attention(
             softmax_scale=scaling,
             sliding_window=sliding_window,
             softcap=softcap,
-            cu_seq_lens_q=plan.query_starts,
-            cu_seq_lens_k=plan.key_starts,
+            cu_seq_lens_q=plan.query_starts,  # pyright: ignore[reportArgumentType]  any whole numbers
+            cu_seq_lens_k=plan.key_starts,  # pyright: ignore[reportArgumentType]
             max_length_q=plan.most_queries,
             max_length_k=plan.most_keys,
             target_dtype=get_target_dtype(query, module),

@@ -36,7 +36,9 @@ SWITCH = "fuse.update.share_prompts"
 # Models of transformers whose attention takes all of a call's arguments, and whose layers are of each token alone
 # otherwise.
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma2", "gemma3_text")
-_split = transformer_impl.prepare_micro_batches
+# The module in which verl's engine looks for `prepare_micro_batches`.
+_module: Any = transformer_impl
+_split = _module.prepare_micro_batches
 
 
 class SharedPrompts(FSDPEngineWithLMHead):
@@ -62,14 +64,14 @@ class SharedPrompts(FSDPEngineWithLMHead):
         """Split by prompts in place of verl, unless an update that leaves rows out does, which knows prompts itself.
         Micro-batches of a fixed size stay verl's: it does not put their rows back in order."""
         fixed = not get_non_tensor_data(data, "use_dynamic_bsz", default=True)
-        if fixed or transformer_impl.prepare_micro_batches is not _split:
+        if fixed or _module.prepare_micro_batches is not _split:
             yield
             return
-        transformer_impl.prepare_micro_batches = self._by_prompts
+        _module.prepare_micro_batches = self._by_prompts
         try:
             yield
         finally:
-            transformer_impl.prepare_micro_batches = _split
+            _module.prepare_micro_batches = _split
 
     def _by_prompts(self, data: Any, dp_group: Any = None, **_: Any) -> tuple[list[Any], list[list[int]]]:
         def largest(number: int) -> int:
@@ -172,7 +174,7 @@ def _unfit(engine: Any) -> Iterator[str]:
         yield f"attention_dropout={config.attention_dropout}"
     if getattr(config, "output_router_logits", False):
         yield "output_router_logits=true, a loss over a micro-batch's tokens"
-    softcap, kernel = getattr(config, "attn_logit_softcapping", None), config._attn_implementation
+    softcap, kernel = getattr(config, "attn_logit_softcapping", None), str(config._attn_implementation)
     if softcap and not kernel.startswith("flash_attention"):
         yield f"attn_logit_softcapping={softcap} and attn_implementation={kernel}: flash_attention_2 has it"
 

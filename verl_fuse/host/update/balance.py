@@ -20,6 +20,7 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
+from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
@@ -27,6 +28,7 @@ from verl_fuse.host.record.step import StageMethod, StepStage, TrainerPart
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.spec.trajectory import TrajectoryKey
 
+SHARE_PROMPTS = "fuse.update.share_prompts"
 # A model that is trained: its block of the configuration.
 Model = Literal["actor", "critic"]
 _TRAINED: dict[StepStage, Model] = {"update_actor": "actor", "update_critic": "critic"}
@@ -207,7 +209,8 @@ def cut_of(trainer: Any, model: Model) -> Cut:
         data_parallel_size(trainer.actor_rollout_wg, "actor"),
         actor.ppo_mini_batch_size * samples,
         None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
-        not config.actor_rollout_ref.model.use_remove_padding,
+        # Rows whose prompt is computed once are packed.
+        not (config.actor_rollout_ref.model.use_remove_padding or OmegaConf.select(config, SHARE_PROMPTS)),
     )
 
 

@@ -23,7 +23,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl_fuse.host.inference.stages import micro_batch, old_log_prob_metrics
 from verl_fuse.host.record.spans import Stopwatch
 from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
-from verl_fuse.host.update.balance import Cut, balanced, cut_of, in_order, share_saved, work_of
+from verl_fuse.host.update.balance import Cut, balanced, cut_of, in_order, prompts_of, share_saved, work_of
 from verl_fuse.host.update.lean.options import LEAN, LeanOptions
 from verl_fuse.host.update.short_pass import ShortPass, run_short_pass
 from verl_fuse.host.upstream.advantages import without_gradient
@@ -47,10 +47,12 @@ def saved_seconds(seconds: float, skipped: float, own: float, forwarded: float) 
 
 class LeanUpdates(TrainerPart):
     """The updates of `trainer`; `options` tell the parts that are left out. `balance`: rows are placed anew in steps
-    that leave none out, too."""
+    that leave none out, too. `share`: workers compute each prompt once."""
 
-    def __init__(self, trainer: Any, run: RunStage, options: LeanOptions, balance: bool = False) -> None:
-        self._trainer, self._run, self._options, self._balance = trainer, run, options, balance
+    def __init__(
+        self, trainer: Any, run: RunStage, options: LeanOptions, balance: bool = False, share: bool = False
+    ) -> None:
+        self._trainer, self._run, self._options, self._balance, self._share = trainer, run, options, balance, share
         self._own, self._passes = False, 0
         # verl's pass, where it waits for advantages.
         self._pass: StageMethod | None = None
@@ -166,12 +168,14 @@ class LeanUpdates(TrainerPart):
     def _ordered(self, batch: KVBatchMeta, kept: list[bool], metrics: dict) -> KVBatchMeta:
         order = list(range(len(batch)))
         # With shuffled rows each epoch has mini-batches of its own.
-        if (self._balance or not all(kept)) and not self._trainer.config.actor_rollout_ref.actor.shuffle:
+        anew = self._balance or self._share or not all(kept)
+        if anew and not self._trainer.config.actor_rollout_ref.actor.shuffle:
             cut = cut_of(self._trainer, "actor") if all(kept) else self._cut
             work = [one * amount for one, amount in zip(kept, work_of(batch), strict=True)]
-            order = balanced(work, cut)
+            prompts = prompts_of(batch) if self._share else None
+            order = balanced(work, cut, prompts)
             if self._balance:
-                metrics["fuse/actor_balance_saved"] = share_saved(work, order, cut)
+                metrics["fuse/actor_balance_saved"] = share_saved(work, order, cut, prompts)
         return in_order(batch, order)
 
     @contextmanager

@@ -1,0 +1,81 @@
+"""Does the driver's part of computing prompts once: places samples of a prompt on one rank, and counts the tokens that
+are saved.
+
+Invariants (tests/integration/test_shared_driver.py):
+- the passes for old and reference log-probs have an order of their own, over all rows that they get; the update's is
+  within mini-batches (`balance.py`), and verl's where ranks draw mini-batches themselves (actor.shuffle);
+- the batch that goes on is in the order in which it came.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+from transfer_queue import KVBatchMeta
+
+from verl_fuse.host.inference.stages import micro_batch
+from verl_fuse.host.record.step import StageMethod, StepStage, TrainerPart
+from verl_fuse.host.update.balance import Cut, balanced, cut_of, in_order, prompts_of, work_of
+from verl_fuse.host.upstream.dispatch import data_parallel_size
+
+Pass = Literal["old_log_prob", "ref"]
+
+
+class SharedPrompts(TrainerPart):
+    """The passes and, if it `places` them, the updates of an actor whose workers compute each prompt once."""
+
+    def __init__(self, trainer: Any, places: bool) -> None:
+        self._trainer, self._places = trainer, places
+        # Of this step, by pass or update: tokens of prompts, and those of them that were computed.
+        self._step, self._tokens = -1, dict[str, tuple[int, int]]()
+        self.metrics: dict[str, float] = {}
+
+    def method(self, stage: StepStage, stock: StageMethod) -> StageMethod:
+        """Return verl's pass or update on rows that are placed anew."""
+        if stage in ("old_log_prob", "ref"):
+            return partial(self._pass, stage, stock)
+        return partial(self._update, stock) if stage == "update_actor" else stock
+
+    def _pass(self, stage: Pass, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        order = balanced(work_of(batch), self._cut_of_pass(stage, len(batch)), prompts_of(batch))
+        ordered = in_order(batch, order)
+        found = stock(ordered, metrics)
+        # verl leaves what a stage tells its workers in the batch that it got.
+        batch.extra_info = {**(batch.extra_info or {}), **(ordered.extra_info or {})}
+        self._count(stage, "ref" if stage == "ref" and not self._trainer.ref_in_actor else "actor")
+        return in_order(found, inverse(order))
+
+    def _update(self, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        ordered = batch
+        if self._places and not self._trainer.config.actor_rollout_ref.actor.shuffle:
+            ordered = in_order(batch, balanced(work_of(batch), cut_of(self._trainer, "actor"), prompts_of(batch)))
+        stock(ordered, metrics)
+        self._count("update", "actor")
+        return batch
+
+    def _cut_of_pass(self, stage: Pass, rows: int) -> Cut:
+        trainer, block = self._trainer, self._trainer.config.actor_rollout_ref
+        apart = stage == "ref" and not trainer.ref_in_actor
+        group, mesh, node = (
+            (trainer.ref_policy_wg, "ref", block.ref) if apart else (trainer.actor_rollout_wg, "actor", block.rollout)
+        )
+        size = None if node.log_prob_use_dynamic_bsz else micro_batch(trainer.config, stage, trainer.ref_in_actor)
+        return Cut(data_parallel_size(group, mesh), rows, size)
+
+    def _count(self, work: str, model: Literal["actor", "ref"]) -> None:
+        group = self._trainer.ref_policy_wg if model == "ref" else self._trainer.actor_rollout_wg
+        found = group.take_prompt_tokens(model)
+        if self._step != self._trainer.global_steps:
+            self._step, self._tokens = self._trainer.global_steps, {}
+        before = self._tokens.get(work, (0, 0))
+        whole, computed = (sum(each) for each in zip(before, *found, strict=True))
+        self._tokens[work] = whole, computed
+        self.metrics = {
+            f"fuse/{work}_shared_tokens": 1 - computed / whole if whole else 0.0
+            for work, (whole, computed) in self._tokens.items()
+        }
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """Return the order that undoes `order`."""
+    return sorted(range(len(order)), key=order.__getitem__)
