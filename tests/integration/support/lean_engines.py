@@ -29,7 +29,8 @@ class Arm:
     """How three steps are trained: by stock verl (`lean` is None) or leanly, with logits of all tokens or of
     `responses` alone, each prompt computed for each sample or once (`share`), in verl's order of rows or balanced
     within mini-batches (`balance`); `fault` is planted. `prompts`: samples of a group have the same one. `temperature`:
-    of the whole batch; None: 1.0 for each row."""
+    of the whole batch; None: 1.0 for each row. `eps` is Adam's: with a small one the first steps make much of the
+    rounding in a gradient that is nearly 0."""
 
     lean: dict[str, Any] | None = None
     responses: bool = False
@@ -48,6 +49,7 @@ class Arm:
     packed: bool = False
     padding: bool = True
     temperature: float | None = None
+    eps: float = 1e-8
 
 
 def write_model(folder: Path) -> None:
@@ -184,11 +186,13 @@ def _adam(worker: Any) -> Any:
 
 def batch(step: int, zeros: str, padding: bool, same_prompts: bool = False) -> Any:
     """All samples of a step, group after group: 0/1 rewards with equal ones in some groups, and
-    a row of padding or none. With the same prompts in a group the second one has a prompt of a single token.
+    a row of padding or none. With the same prompts in a group the second one has a prompt of a single token, and rows
+    of all groups alternate.
 
     `zeros`: "some" groups, those of "rank 1", "all", or "none"."""
     import torch
     from tensordict import TensorDict
+    from verl.utils.tensordict_utils import index_select_tensor_dict
 
     draw = torch.Generator().manual_seed(100 + step)
     rows = []
@@ -228,7 +232,10 @@ def batch(step: int, zeros: str, padding: bool, same_prompts: bool = False) -> A
         "ref_log_prob": noise(0.3),
         "temperature": torch.ones(SAMPLES),
     }
-    return TensorDict(fields, batch_size=[SAMPLES])
+    found = TensorDict(fields, batch_size=[SAMPLES])
+    groups = SAMPLES // GROUP
+    alternating = [group * GROUP + sample for sample in range(GROUP) for group in range(groups)]
+    return index_select_tensor_dict(found, alternating) if same_prompts else found
 
 
 def run(
@@ -246,6 +253,8 @@ def run(
     if load is not None:
         worker.load_checkpoint(str(load))
     _set_loss(bench, worker, arm)
+    for group in _adam(worker).param_groups:
+        group["eps"] = arm.eps
     engine, steps = worker.engine, []
     for step, kind in enumerate(zeros, first):
         data = _share(engine, arm, step, kind)
@@ -310,10 +319,10 @@ def _placed(data: Any, arm: Arm, ranks: int) -> Any:
         return data
     cut = Cut(ranks, SAMPLES // arm.mini_batches, None if arm.tokens else arm.micro_batch, not arm.packed)
     lengths, answers = (data[name].offsets().diff() for name in ("input_ids", "responses"))
-    # verl's order has groups on several ranks.
-    prompts = Prompts([place // GROUP for place in range(SAMPLES)], calculate_workload(lengths - answers - 1).tolist())
-    order = balanced(calculate_workload(lengths).tolist(), cut, prompts if arm.share else None)
-    assert order != list(range(SAMPLES))
+    groups = [place % (SAMPLES // GROUP) for place in range(SAMPLES)]
+    prompts = Prompts(groups, calculate_workload(lengths - answers - 1).tolist()) if arm.prompts else None
+    order = balanced(calculate_workload(lengths).tolist(), cut, prompts)
+    assert arm.prompts or order != list(range(SAMPLES))
     if arm.fault == "a row in another mini-batch":
         order[0], order[cut.part] = order[cut.part], order[0]
     return index_select_tensor_dict(data, torch.tensor(order).tolist())
@@ -361,7 +370,10 @@ def _own(worker: Any, data: Any, arm: Arm, lean: Any) -> None:
 @contextmanager
 def _fault(worker: Any, fault: str, lean: bool, data: Any, nothing: bool) -> Iterator[None]:
     """What must show in a comparison; `nothing`: no sample of the step has a gradient."""
+    import torch
+
     from verl_fuse.host.inference import response_logits
+    from verl_fuse.host.sharing import engine, plan
     from verl_fuse.host.update.lean import mini_batch
 
     with pytest.MonkeyPatch.context() as patch:
@@ -394,6 +406,28 @@ def _fault(worker: Any, fault: str, lean: bool, data: Any, nothing: bool) -> Ite
         elif fault == "off by one":
             right = response_logits.response_positions
             patch.setattr(response_logits, "response_positions", lambda rows: right(rows) + 1)
+        elif fault == "a branch sees its sibling":
+            lay_out = plan.SharedPlan.__init__
+
+            def siblings(self: Any, *args: Any) -> None:
+                lay_out(self, *args)
+                for number, (first, _, prompt, end) in enumerate(self.segments):
+                    if first > end > prompt:
+                        # In place of the prompt's last key, one of the branch before.
+                        self.keys[self.key_starts[number] + end - prompt - 1] = first - 1
+
+            patch.setattr(plan.SharedPlan, "__init__", siblings)
+        elif fault == "positions restart at a branch":
+            right_rows = engine.compact
+
+            def restarted(*args: Any) -> Any:
+                rows = right_rows(*args)
+                rows["position_ids"].values()[:] = torch.cat([torch.arange(n) for n in args[1].lengths])
+                return rows
+
+            patch.setattr(engine, "compact", restarted)
+        elif fault == "the prompt's last token is shared":
+            patch.setattr(plan, "shared_tokens", lambda length, answer: length - answer)
         elif fault == "no step" and nothing:
             # Moments and learning rate go on without a gradient.
             patch.setattr(worker.engine, "optimizer_step", lambda: 0.0)
@@ -464,7 +498,9 @@ def compared(
 
 def passes(world: World, folder: Path, engine: str, arms: dict[str, Arm]) -> dict[str, dict[str, Any]]:
     """Of each arm, verl's pass for log-probs and entropies over the rows of this rank: the values of responses, those
-    at the other tokens, the positions that had logits, and tokens and responses of the rows."""
+    at the other tokens, the positions that had logits, and tokens and responses of the rows; the tokens of prompts and
+    those of them that were computed, where prompts are computed once, and of each prompt its rows and the tokens that
+    these share."""
     import torch
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested
@@ -481,6 +517,8 @@ def passes(world: World, folder: Path, engine: str, arms: dict[str, Arm]) -> dic
             counts.append(made.shape[:-1].numel())
 
         hook = head.register_forward_hook(count)
+        take = getattr(worker.engine, "take_prompt_tokens", lambda: (0, 0))
+        take()
         with _fault(worker, arm.fault, False, data, nothing=False):
             output = worker.infer_batch(data)
         hook.remove()
@@ -490,9 +528,53 @@ def passes(world: World, folder: Path, engine: str, arms: dict[str, Arm]) -> dic
         for end, answer in zip(ends, answers, strict=True):
             others[end - answer - 1 : end - 1] = False
         found[name] = {"logits": sum(logits), "tokens": ends[-1], "responses": sum(answers)}
+        found[name]["prompts"] = take()
+        found[name]["groups"] = _groups(data)
         for key in ("log_probs", "entropy") if output is not None else ():
             found[name][key] = response_from_nested(output[key], data["response_mask"]).values()
             found[name][f"other {key}"] = output[key].values()[others]
+    return found
+
+
+def _groups(data: Any) -> list[tuple[int, int]]:
+    prompts: dict[tuple[int, ...], int] = {}
+    for row, answer in zip(data["input_ids"].unbind(), data["responses"].unbind(), strict=True):
+        prompt = tuple(row[: len(row) - len(answer)].tolist())
+        prompts[prompt] = prompts.get(prompt, 0) + 1
+    return [(rows, len(prompt) - 1) for prompt, rows in prompts.items()]
+
+
+def refused_sharing(world: World, folder: Path) -> dict[str, Any]:
+    """What is said of an actor that cannot compute a prompt once, by the reason; the engine's class where it is left as
+    it is; and what a call without a plan says."""
+    from transformers import PreTrainedModel
+
+    from verl_fuse.errors import FuseError
+    from verl_fuse.host.sharing.engine import share_prompts
+
+    engine = _bench(world, folder, "fsdp2").build().engine
+    config = next(part for part in engine.module.modules() if isinstance(part, PreTrainedModel)).config
+    found: dict[str, Any] = {"left": []}
+    changes = {
+        "type": ("model_type", "other"),
+        "dropout": ("attention_dropout", 0.1),
+        "router": ("output_router_logits", True),
+        "softcap": ("attn_logit_softcapping", 30.0),
+    }
+    for name, (key, value) in changes.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(config, key, value, raising=False)
+            with pytest.raises(FuseError) as refused:
+                share_prompts(engine, strict=True)
+            share_prompts(engine, strict=False)
+            found[name] = str(refused.value)
+            found["left"].append(type(engine).__name__)
+    share_prompts(engine, strict=True)
+    import torch
+
+    with pytest.raises(FuseError) as refused:
+        engine.module(input_ids=torch.ones(1, 3, dtype=torch.long), use_cache=False)
+    found["called"] = str(refused.value)
     return found
 
 
