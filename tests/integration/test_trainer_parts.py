@@ -549,7 +549,7 @@ def batch_of(*keys):
 
 def test_plugins_get_what_the_contract_says_with_its_arguments():
     members = {name: member for name, member in vars(Trainer).items() if not name.startswith("_")}
-    assert len(members) == 16
+    assert len(members) == 17
     for name, member in members.items():
         ours = vars(features.Features)[name]
         assert isinstance(ours, property) == isinstance(member, property), name
@@ -624,7 +624,8 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     assert trainer.director.apart == "values on critic's lane"
     run.use_own_values()
     run.use_lean_update(True, False, "computed")
-    assert [type(part).__name__ for part in trainer.parts[-2:]] == ["CriticFirst", "LeanUpdates"]
+    run.use_shared_prompts(True)
+    assert [type(part).__name__ for part in trainer.parts[-3:]] == ["CriticFirst", "LeanUpdates", "SharedPrompts"]
 
 
 def test_slices_get_weights_before_the_replicas_wake_where_an_export_needs_a_device(trainer, monkeypatch):

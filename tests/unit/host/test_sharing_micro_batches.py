@@ -1,4 +1,4 @@
-"""Micro-batches of the rows that a lean update computes: the invariants in the docstring of the module."""
+"""Micro-batches of rows: the invariants in the docstring of the module."""
 
 import random
 from contextlib import suppress
@@ -62,3 +62,41 @@ def test_tokens_stay_below_the_limit_and_no_row_is_lost(seed):
     for lengths, parts in zip(ranks, found, strict=True):
         assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
         assert all(sum(lengths[row] for row in part) <= 40 for part in parts)
+
+
+def computed(lengths, prompts, part):
+    """The tokens that are computed for these rows: what rows of a prompt share counts once."""
+    own = sum(lengths[row] - prompts[row][1] for row in part)
+    return own + sum(dict(prompts[row] for row in part).values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_a_prompt_stay_together_as_long_as_a_micro_batch_holds_them(seed):
+    draw = random.Random(seed)
+    ranks = []
+    for _ in range(3):
+        groups = [group for group in range(draw.randint(0, 4)) for _ in range(draw.randint(1, 6))]
+        draw.shuffle(groups)
+        shared = {group: draw.randint(0, 20) for group in groups}
+        lengths = [shared[group] + draw.randint(1, 15) for group in groups]
+        ranks.append((lengths, [(group, shared[group]) for group in groups]))
+    found = all_ranks(lambda rank, largest: by_tokens(rank[0], 60, largest, prompts=rank[1]), *ranks)
+    assert len({len(parts) for parts in found}) == 1
+    for (lengths, prompts), parts in zip(ranks, found, strict=True):
+        assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+        assert all(computed(lengths, prompts, part) <= 60 or len(part) == 1 for part in parts)
+
+
+def test_a_group_above_the_limit_is_split_and_each_part_has_its_prompt():
+    lengths, prompts = [30] * 4, [(7, 20)] * 4
+    assert by_tokens(lengths, 60, lambda number: number, prompts=prompts) == [[0, 1, 2, 3]]
+    assert sorted(by_tokens(lengths, 59, lambda number: number, prompts=prompts)) == [[0, 1], [2, 3]]
+    larger = by_tokens(lengths, 29, lambda number: number, prompts=prompts)
+    assert sorted(filter(None, larger)) == [[0], [1], [2], [3]], "a row alone is larger than that"
+
+
+def test_a_rank_with_one_group_cuts_it_where_another_rank_needs_more_micro_batches():
+    one, other = ([12] * 4, [(0, 10)] * 4), ([40, 40, 40], [(0, 1), (1, 1), (2, 1)])
+    found = all_ranks(lambda rank, largest: by_tokens(rank[0], 40, largest, prompts=rank[1]), one, other)
+    assert [len(parts) for parts in found] == [3, 3]
+    assert all(found[0]), "no rank is without rows as long as it has as many"

@@ -12,7 +12,17 @@ pytest.importorskip("verl")
 from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.record.step import TrainerPart
-from verl_fuse.host.update.balance import BalancedUpdates, Cut, balanced, cut_of, in_order, share_saved, work_of
+from verl_fuse.host.update.balance import (
+    BalancedUpdates,
+    Cut,
+    Prompts,
+    balanced,
+    cut_of,
+    in_order,
+    prompts_of,
+    share_saved,
+    work_of,
+)
 
 
 def parts(rows, ranks, mini_batch):
@@ -187,3 +197,61 @@ def test_a_batch_in_another_order_has_extra_info_of_its_own():
     other = in_order(whole, [1, 0])
     other.extra_info["temperature"] = 0.5
     assert (other.keys, whole.keys, whole.extra_info) == (["row 1", "row 0"], ["row 0", "row 1"], {"temperature": 1.0})
+
+
+def prompts_on(ranks, prompts: Prompts):
+    """The prompts that ranks compute, all together: one for each rank that has a sample of it."""
+    return sum(len({prompts.groups[row] for row in rank}) for mini in ranks for rank in mini)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("micro_batch", [None, 2, 4])
+def test_samples_of_a_prompt_are_on_one_rank_where_ranks_compute_it_once(seed, micro_batch):
+    draw = random.Random(seed)
+    ranks, mini_batches = draw.choice([1, 2, 4]), draw.choice([1, 2])
+    cut = Cut(ranks, ranks * 8, micro_batch)
+    rows = ranks * 8 * mini_batches
+    groups = [row // 4 for row in range(rows)]
+    draw.shuffle(groups)
+    shared = {group: draw.randint(500, 900) for group in set(groups)}
+    prompts = Prompts(groups, [shared[group] for group in groups])
+    work = [shared[group] + draw.choice([10, 50, 300]) for group in groups]
+    order = balanced(work, cut, prompts)
+    stock = list(range(rows))
+    for one, other in zip(parts(stock, ranks, cut.mini_batch), parts(order, ranks, cut.mini_batch), strict=True):
+        assert sorted(chain(*one)) == sorted(chain(*other))
+        assert {len(rank) for rank in other} == {8}
+    assert cut.amount(work, order, prompts) <= cut.amount(work, stock, prompts)
+    assert cut.amount(work, order, prompts) <= cut.amount(work, balanced(work, cut), prompts)
+    assert prompts_on(parts(order, ranks, cut.mini_batch), prompts) <= prompts_on(
+        parts(stock, ranks, cut.mini_batch), prompts
+    )
+
+
+def test_whole_groups_go_where_most_room_is_and_a_group_that_is_left_out_takes_its_prompt_along():
+    # Two groups of four and one of eight on two ranks of eight.
+    groups = [*"aaaabbbb", *"cccccccc"]
+    prompts, work = Prompts(groups, [100] * 16), [110] * 16
+    found = parts(balanced(work, Cut(2, 16), prompts), 2, 16)[0]
+    assert {frozenset(groups[row] for row in rank) for rank in found} == {frozenset("ab"), frozenset("c")}
+    # No sample of c has a gradient: its rows fill what the others leave, and its prompt is on no rank.
+    work = [110] * 8 + [0] * 8
+    order = balanced(work, Cut(2, 16), prompts)
+    assert prompts.work(work, order[:8]) == prompts.work(work, order[8:]) == 100 + 4 * 10
+    assert prompts.work(work, [8, 9]) == 0
+
+
+def test_a_group_that_no_rank_can_take_is_on_as_few_as_can():
+    prompts, work = Prompts(["a"] * 8, [100] * 8), [110] * 8
+    found = parts(balanced(work, Cut(4, 8), prompts), 4, 8)[0]
+    assert [len(rank) for rank in found] == [2, 2, 2, 2]
+
+
+def test_prompts_are_those_of_the_keys_and_padding_has_its_own():
+    tags = [{"seq_len": 9, "prompt_len": 5}, {"seq_len": 9, "prompt_len": 6}] * 2
+    padding = [{"seq_len": 128, "prompt_len": 127, "is_padding": True}] * 2
+    keys = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "x_0_0", "x_1_0"]
+    batch = KVBatchMeta(keys=keys, tags=tags + padding, partition_id="train", extra_info={})
+    found = prompts_of(batch)
+    assert found.groups == [("a", 5), ("a", 6), ("a", 5), ("b", 6), ("x_0_0",), ("x_1_0",)]
+    assert found.shared[:2] == [24576 * 4 + 16, 24576 * 5 + 25]

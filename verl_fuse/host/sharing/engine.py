@@ -73,13 +73,16 @@ class SharedPrompts(FSDPEngineWithLMHead):
         finally:
             _module.prepare_micro_batches = _split
 
-    def _by_prompts(self, data: Any, dp_group: Any = None, **_: Any) -> tuple[list[Any], list[list[int]]]:
+    def _by_prompts(self, data: Any, dp_group: Any = None, **request: Any) -> tuple[list[Any], list[list[int]]]:
         def largest(number: int) -> int:
             found = torch.tensor([number], device=get_device_name())
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=dp_group)
             return int(found.item())
 
         lengths, most = data["input_ids"].offsets().diff().tolist(), data["max_token_len_per_gpu"]
+        if max(lengths) > most:
+            # verl's assertion names the numbers.
+            return _split(data, dp_group=dp_group, **request)
         parts = by_tokens(lengths, most, largest, prompts=row_prompts(data))
         return [index_select_tensor_dict(data, part) for part in parts], parts
 
