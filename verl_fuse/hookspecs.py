@@ -90,6 +90,11 @@ class Trainer(Protocol):
         """Balance the updates of these models over the data-parallel ranks within each mini-batch, whose samples stay
         verl's."""
 
+    def shares_prompts(self) -> bool:
+        """Tell whether the actor's workers compute each prompt once, reference included; asks all of them.
+        `fuse_worker_class` must have returned such workers."""
+        ...
+
     def use_shared_prompts(self, places_update: bool) -> None:
         """Place samples of a prompt on one data-parallel rank, within mini-batches in the actor's update (if
         `places_update`: no other feature places its samples), over the whole batch in the passes for old and reference

@@ -191,15 +191,17 @@ def overrides(case: Case, arm: str, task: Path, folder: Path, size: Size, seed: 
     return [*common, *ours, *dict.fromkeys(switched)]
 
 
-def run(folder: Path, case: Case, settings: list[str]) -> list[dict[str, Any]]:
-    """Return the records of every step of one run but the first; a run that `folder` holds already is not repeated."""
+def run(folder: Path, case: Case, settings: list[str], **variables: str) -> list[dict[str, Any]]:
+    """Return the records of every step of one run but the first, with these environment variables; a run that `folder`
+    holds already is not repeated."""
     measurements, asked = folder / "steps.jsonl", folder / "overrides.json"
     if not (folder / "ended").exists():
         # An earlier run broke off.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         asked.write_text(json.dumps(settings))
-        launch(folder, "step_arms", settings, folder / "run.log", recipe=case.recipe, STEP_BENCH=str(measurements))
+        told = {"STEP_BENCH": str(measurements), **variables}
+        launch(folder, "step_arms", settings, folder / "run.log", recipe=case.recipe, **told)
         if not measurements.exists():
             sys.exit(f"the run measured no step: {folder / 'run.log'}")
         (folder / "ended").touch()

@@ -20,7 +20,15 @@ from verl_fuse.host.upstream.targets import (
 from verl_fuse.spec.composed import ACTOR, Get
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
 from verl_fuse_update.losses import ANY_LOSSES, CORE_ALGORITHMS
-from verl_fuse_update.refusals import BALANCE, CRITIC_VALUES, RESPONSES, STREAM, switched_on, torch_without_streams
+from verl_fuse_update.refusals import (
+    BALANCE,
+    CRITIC_VALUES,
+    RESPONSES,
+    SHARE,
+    STREAM,
+    switched_on,
+    torch_without_streams,
+)
 
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
 _HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
@@ -219,6 +227,30 @@ RESPONSES_CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(MODEL_YAML, "mtp.enable", object),
     ConfigKey(FSDP_YAML, "qat.enable", object),
 )
+# Prompts that are computed once rest on these contracts: how verl's engine splits, prepares and reads rows, and what
+# puts outputs back in their order.
+SHARED_CONTRACTS: tuple[Contract, ...] = (
+    *BALANCE_CONTRACTS,
+    *(contract for contract in RESPONSES_CONTRACTS if isinstance(contract, (Function, ConfigGroup))),
+    Function(
+        f"{FSDP_ENGINE}.forward_backward_batch", "(self, data, loss_function, forward_only=False)", "c79ef041c2bf7a37"
+    ),
+    Function("verl.workers.engine.utils:postprocess_batch_func", "(output_lst, indices, data)", "e6effcf999af3b51"),
+    Function("verl.utils.tensordict_utils:index_select_tensor_dict", "(batch, indices)", "eb6e05d4bf275a38"),
+    Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)", "55bc5e28e0751e16"),
+    # These keys are required, or refused (refusals.py).
+    ConfigKey("verl/trainer/config/distillation/distillation.yaml", "enabled", False),
+    ConfigKey(MODEL_YAML, "use_fused_kernels", False),
+    ConfigKey(MODEL_YAML, "use_liger", False),
+    ConfigKey(MODEL_YAML, "mtp.enable", object),
+    ConfigKey(MODEL_YAML, "lora.dropout", 0.0),
+    ConfigKey(MODEL_YAML, "override_config", object),
+    ConfigKey(ACTOR_YAML, "policy_loss.loss_mode", "vanilla"),
+    ConfigKey(CORRECTION_YAML, "rollout_is_batch_normalize", False),
+    ConfigKey(FSDP_YAML, "qat.enable", object),
+    ConfigKey(FSDP_YAML, "pad_to_length", object),
+    ConfigKey(FSDP_YAML, "ulysses_sequence_parallel_size", object),
+)
 # A streamed update rests on these contracts besides.
 STREAM_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{FSDP_ENGINE}._gradient_sync_context", "(self, *, is_last_micro_batch)", "b661462253f5c546"),
@@ -279,15 +311,16 @@ def contracts(get: Get | None) -> Sequence[Contract]:
     values = VALUES_CONTRACTS if get is None or get(CRITIC_VALUES) else ()
     responses = RESPONSES_CONTRACTS if get is None or get(RESPONSES) else ()
     balance = BALANCE_CONTRACTS if get is None or get(BALANCE) else ()
-    shared = (*_SHARED, *(CONTRACTS if lean else ())) if lean or values or balance else ()
+    sharing = SHARED_CONTRACTS if get is None or get(SHARE) else ()
+    shared = (*_SHARED, *(CONTRACTS if lean else ())) if lean or values or balance or sharing else ()
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()
-    losses = [_loss(*ANY_LOSSES[name]) for name in sorted(names)] if lean or balance else ()
+    losses = [_loss(*ANY_LOSSES[name]) for name in sorted(names)] if lean or balance or sharing else ()
     streamed: Sequence[Contract] = ()
     if (get is None and not torch_without_streams()) or (get is not None and lean and get(STREAM)):
         wanted = [one for name, one in ESTIMATORS.items() if get is None or name == get("algorithm.adv_estimator")]
         streamed = (*STREAM_CONTRACTS, *wanted)
     # Some are of several features.
-    return tuple(dict.fromkeys((*shared, *values, *responses, *balance, *streamed, *losses)))
+    return tuple(dict.fromkeys((*shared, *values, *responses, *balance, *sharing, *streamed, *losses)))
 
 
 def _loss(function: str, fingerprint: str) -> Contract:

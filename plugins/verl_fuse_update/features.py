@@ -48,7 +48,7 @@ def _short_prompts(get: Get) -> str | None:
         return "each prompt has one sample"
     prompt, response = get("data.max_prompt_length") or 0, get("data.max_response_length") or 0
     if SHORT * prompt < response:
-        return f"prompts have at most an {SHORT}th of the tokens of responses"
+        return f"prompts have less than an {SHORT}th of the tokens of responses"
     return None
 
 
@@ -183,15 +183,12 @@ FEATURES = (
         {"update.share_prompts": True},
         presets={"safe": {}, "fast": {}},
         idle=_short_prompts,
-        fits=Fits(
-            "prompts computed once", "GRPO, DAPO, any with several samples a prompt", "FSDP, FSDP2", "any", "2 ranks"
-        ),
+        fits=Fits("prompts once, logits of responses", "any", "FSDP, FSDP2", "any", "2 ranks"),
     ),
     Feature(
         "response_logits",
         {"update.response_logits": True},
         presets={"safe": {}, "fast": {}},
-        fits=Fits("logits of responses", "any", "FSDP, FSDP2", "any", "2 ranks"),
         # The update.
         measured=1.11,
     ),

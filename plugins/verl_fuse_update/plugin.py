@@ -86,6 +86,8 @@ class UpdatePlugin:
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
         block: UpdateConfig = trainer.block("update")
+        # With a preset a model that cannot is left as it is.
+        share = bool(block.share_prompts) and trainer.shares_prompts()
         if block.skip_values:
             trainer.use_own_values()
         if block.stream:
@@ -101,12 +103,12 @@ class UpdatePlugin:
                 metrics,
                 balance=bool(block.balance),
                 short_pass=metrics == "computed" and is_row_loss(getter(trainer.config)),
-                share=bool(block.share_prompts),
+                share=share,
             )
         if block.balance:
-            trainer.use_balanced_updates(balanced_models(getter(trainer.config)))
+            trainer.use_balanced_updates(balanced_models(getter(trainer.config), share))
 
-        if block.share_prompts:
+        if share:
             trainer.use_shared_prompts(places_update=not switched_on(getter(trainer.config)))
 
     def _require_memory(self, trainer: Trainer) -> None:

@@ -17,7 +17,9 @@ from verl_fuse.spec.composed import (
     ROLLOUT,
     TOWERS,
     Get,
+    has_adapters,
     has_critic,
+    has_reference,
     off_beside,
     on_accelerators,
     required,
@@ -175,17 +177,18 @@ _OFF_WITH_SHARED: dict[str, tuple[Any, str]] = {
         f"{MODEL}.override_config.{name}": (0.0, "0.0: samples would share what is dropped of their prompt")
         for name in _DROPOUTS
     },
-    f"{ACTOR}.ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
-    **{
-        f"{block}.fsdp_config.{name}": value
-        for block in (ACTOR, REFERENCE)
-        for name, value in {
-            "ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
-            "pad_to_length": (False, "false: packed rows have no padding"),
-            "qat.enable": (False, "false: quantized layers were not run"),
-        }.items()
-    },
 }
+
+
+def _off_in_role(block: str) -> dict[str, tuple[Any, str]]:
+    """Return the settings of a model's own engine that must be off then."""
+    cut = (1, "1: sequences cut over ranks were not run")
+    return {
+        f"{block}.ulysses_sequence_parallel_size": cut,
+        f"{block}.fsdp_config.ulysses_sequence_parallel_size": cut,
+        f"{block}.fsdp_config.pad_to_length": (False, "false: packed rows have no padding"),
+        f"{block}.fsdp_config.qat.enable": (False, "false: quantized layers were not run"),
+    }
 
 
 # Names of models that read images or sound, such as Qwen2.5-VL-7B and InternVL3.
@@ -241,10 +244,10 @@ def refusals(get: Get) -> Iterator[Refusal]:
         yield from _balanced(get)
 
 
-def balanced_models(get: Get) -> list[Literal["actor", "critic"]]:
+def balanced_models(get: Get, shares: bool) -> list[Literal["actor", "critic"]]:
     """Return the models whose updates are balanced by themselves: an update that leaves samples out is balanced with
-    them, and one that computes prompts once by them."""
-    placed = switched_on(get) or get(SHARE)
+    them, and one that computes prompts once (`shares`) by them."""
+    placed = switched_on(get) or shares
     return [*([] if placed else ["actor"]), *(["critic"] if has_critic(get) else [])]  # type: ignore[list-item]
 
 
@@ -288,9 +291,10 @@ def _shared_prompts(get: Get) -> Iterator[Refusal]:
     on = f"{SHARE}=true"
     yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
     yield from _models_of_transformers(get, on)
-    yield from required_if_set(
-        get, {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_SHARED.items()}
-    )
+    off = _OFF_WITH_SHARED | _off_in_role(ACTOR)
+    if has_reference(get) and not has_adapters(get):
+        off |= _off_in_role(REFERENCE)
+    yield from required_if_set(get, {key: (value, f"{on} needs {why}") for key, (value, why) in off.items()})
     kernel = f"{MODEL}.override_config.attn_implementation"
     if on_accelerators(get) and (get(kernel) or _FLASH[0]) not in _FLASH:
         yield Refusal(kernel, get(kernel), f"{on} needs {' or '.join(_FLASH)} on accelerators", {kernel: _FLASH[0]})

@@ -188,7 +188,7 @@ OTHERS = {
     "upstream/vllm.py": {("server", "__ray_call__")},
     "upstream/dispatch.py": {("worker_group", "_query_dispatch_info")},
     "rollout/routing.py": {("worker", "__ray_call__")},
-    "host/assembly.py": {("trainer", "journal"), ("trainer", "lane"), ("trainer", "settings"), ("trainer", "replicas")},
+    "host/assembly.py": {("trainer", name) for name in ("call", "journal", "lane", "settings", "replicas")},
     "standalone/weights.py": {("worker", "__ray_call__")},
     "megatron/fusion.py": {("engine", "view")},
     "update/fused.py": {("critic", "fused_update")},

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transfer_queue import KVBatchMeta
 
-    from verl_fuse.host.update.shared import SharedPrompts
+    from verl_fuse.host.update.shared import PlacedPrompts
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 PROMPTS, SAMPLES, RANKS = 4, 4, 2
@@ -27,7 +27,9 @@ def batch() -> KVBatchMeta:
     return KVBatchMeta(keys=keys, tags=tags, partition_id="train", extra_info={"before": 1})
 
 
-def part(places: bool = True, ref_in_actor: bool = False, dynamic: bool = True, shuffle: bool = False) -> SharedPrompts:
+def part(
+    places: bool = True, ref_in_actor: bool = False, dynamic: bool = True, shuffle: bool = False, balance: bool = False
+) -> PlacedPrompts:
     passes = {"log_prob_use_dynamic_bsz": dynamic, "log_prob_micro_batch_size_per_gpu": 2}
     actor = {
         "ppo_mini_batch_size": 2,
@@ -42,7 +44,7 @@ def part(places: bool = True, ref_in_actor: bool = False, dynamic: bool = True, 
             "rollout": {"n": SAMPLES, **passes},
             "model": {"use_remove_padding": False},
         },
-        "fuse": {"update": {"share_prompts": True}},
+        "fuse": {"update": {"balance": balance}},
     }
     asked = []
 
@@ -60,7 +62,7 @@ def part(places: bool = True, ref_in_actor: bool = False, dynamic: bool = True, 
         actor_rollout_wg=workers("actor's"),
         ref_policy_wg=workers("reference's"),
     )
-    made = SharedPrompts(trainer, places)
+    made = PlacedPrompts(trainer, places)
     made.asked = asked
     return made
 
@@ -152,4 +154,11 @@ def test_workers_that_computed_nothing_saved_nothing():
     shared = part()
     shared._trainer.actor_rollout_wg.take_prompt_tokens = lambda model: [(0, 0), (0, 0)]
     shared.method("update_actor", lambda rows, metrics: rows)(batch(), {})
-    assert shared.metrics == {"fuse/update_shared_tokens": 0.0}
+    assert shared.metrics == {}
+
+
+def test_where_balance_is_on_the_order_says_what_it_saves():
+    for balance in (True, False):
+        metrics: dict[str, float] = {}
+        part(balance=balance).method("update_actor", lambda rows, metrics: rows)(batch(), metrics)
+        assert (metrics.pop("fuse/actor_balance_saved") > 0.2) if balance else metrics == {}

@@ -549,7 +549,7 @@ def batch_of(*keys):
 
 def test_plugins_get_what_the_contract_says_with_its_arguments():
     members = {name: member for name, member in vars(Trainer).items() if not name.startswith("_")}
-    assert len(members) == 17
+    assert len(members) == 18
     for name, member in members.items():
         ours = vars(features.Features)[name]
         assert isinstance(ours, property) == isinstance(member, property), name
@@ -622,10 +622,13 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     run.use_deferred_critic()
     assert trainer.parts[-1].lane == "critic's lane"
     assert trainer.director.apart == "values on critic's lane"
+    monkeypatch.setattr(trainer, "actor_rollout_wg", SimpleNamespace(shares_prompts=lambda: [True, False]))
+    with Lane("train", trainer.journal.recorder, 9.0) as trainer.lane:
+        assert not run.shares_prompts(), "one rank's model is as it was"
     run.use_own_values()
     run.use_lean_update(True, False, "computed")
     run.use_shared_prompts(True)
-    assert [type(part).__name__ for part in trainer.parts[-3:]] == ["CriticFirst", "LeanUpdates", "SharedPrompts"]
+    assert [type(part).__name__ for part in trainer.parts[-3:]] == ["CriticFirst", "LeanUpdates", "PlacedPrompts"]
 
 
 def test_slices_get_weights_before_the_replicas_wake_where_an_export_needs_a_device(trainer, monkeypatch):

@@ -14,7 +14,7 @@ from verl_fuse.host.update.critic.driver import CriticFirst
 from verl_fuse.host.update.lean.driver import LeanUpdates
 from verl_fuse.host.update.lean.options import LeanOptions
 from verl_fuse.host.update.schedules import Solve
-from verl_fuse.host.update.shared import SharedPrompts
+from verl_fuse.host.update.shared import PlacedPrompts
 from verl_fuse.host.weights.layouts.driver import Layouts
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import ReplicaView, Stage
@@ -122,10 +122,16 @@ class Features:
         """Balance the updates of these models over ranks within each mini-batch."""
         self._trainer.parts.append(BalancedUpdates(self._trainer, models))
 
+    def shares_prompts(self) -> bool:
+        """Tell whether the actor's workers compute each prompt once, reference included; asks all of them. They must be
+        of the class that host/sharing/engine.py makes."""
+        lane, group = self._trainer.lane, self._trainer.actor_rollout_wg
+        return all(lane.wait(lane.submit(group.shares_prompts, "shares_prompts"), "shares_prompts"))
+
     def use_shared_prompts(self, places_update: bool) -> None:
         """Place samples of a prompt on one rank in the passes for log-probs and, with `places_update`, in the actor's
         update. The actor's workers must be of the class that host/sharing/engine.py makes."""
-        self._trainer.parts.append(SharedPrompts(self._trainer, places_update))
+        self._trainer.parts.append(PlacedPrompts(self._trainer, places_update))
 
     def use_own_values(self) -> None:
         """Update the critic where verl computes values: the first mini-batch's own forward pass computes its values.

@@ -3,6 +3,7 @@ verl's own trainers or of verl-fuse's.
 
 - Seconds of a step are from its begin until its metrics are there: weight sync, accounts and timelines included.
 - verl's own trainers look at the rollout at verl-fuse's pace (host/rollout/watch.py), and are otherwise unchanged.
+- With STEP_BENCH_UNSHARED prompts are computed for each sample, by the code that computes them once.
 - Replica, rank and slice of the same number are pinned to one core, and so is a critic with devices of its own.
 """
 
@@ -49,6 +50,7 @@ def _record(batch: Any, metrics: dict, trainer: Any, seconds: float) -> dict[str
         "lost": config.data.train_batch_size * config.actor_rollout_ref.rollout.n - len(sessions),
         "duplicated": len(rows) - len({key for key, _ in rows}),
         "tokens": sum(int(tag["response_len"]) for _, tag in rows),
+        "prompt_tokens": sum(int(tag["prompt_len"]) for _, tag in rows),
         "longest": max(int(tag["response_len"]) for _, tag in rows),
         "score": metrics["critic/score/mean"],
         # A step without a sample to compute has no entropy of its own.
@@ -103,4 +105,18 @@ def _measured(module: Any) -> None:
     trainer._build_replay_buffer = _build_replay_buffer
 
 
+def _unshared(module: Any) -> None:
+    """Let rows that have the same prompt pass for rows of different ones, in workers and in their placement."""
+    import torch
+
+    module.prompt_groups = lambda data: torch.arange(len(data))
+
+
+def _placed_alone(module: Any) -> None:
+    module.prompts_of = lambda batch: None
+
+
 on_import("verl.trainer.ppo.v1.trainer_base", _measured)
+if "STEP_BENCH_UNSHARED" in os.environ:
+    on_import("verl_fuse.host.sharing.engine", _unshared)
+    on_import("verl_fuse.host.update.shared", _placed_alone)

@@ -560,6 +560,7 @@ def refused_sharing(world: World, folder: Path) -> dict[str, Any]:
         "dropout": ("attention_dropout", 0.1),
         "router": ("output_router_logits", True),
         "softcap": ("attn_logit_softcapping", 30.0),
+        "ahead": ("use_bidirectional_attention", True),
     }
     for name, (key, value) in changes.items():
         with pytest.MonkeyPatch.context() as patch:
@@ -569,8 +570,24 @@ def refused_sharing(world: World, folder: Path) -> dict[str, Any]:
             share_prompts(engine, strict=False)
             found[name] = str(refused.value)
             found["left"].append(type(engine).__name__)
-    share_prompts(engine, strict=True)
     import torch
+
+    model = next(part for part in engine.module.modules() if isinstance(part, PreTrainedModel))
+    model.dropped = torch.nn.Dropout(0.1)
+    engine.use_ulysses_sp = True
+    for name, undo in (("layer", lambda: delattr(model, "dropped")), ("engine", lambda: None)):
+        with pytest.raises(FuseError) as refused:
+            share_prompts(engine, strict=True)
+        found[name] = str(refused.value)
+        undo()
+    engine.use_ulysses_sp = False
+    stock = type(model)
+    model.__class__ = type("Own", (stock,), {"__module__": "transformers_modules.own"})
+    with pytest.raises(FuseError) as refused:
+        share_prompts(engine, strict=True)
+    found["code"] = str(refused.value)
+    model.__class__ = stock
+    share_prompts(engine, strict=True)
 
     with pytest.raises(FuseError) as refused:
         engine.module(input_ids=torch.ones(1, 3, dtype=torch.long), use_cache=False)

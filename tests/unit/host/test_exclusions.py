@@ -79,7 +79,7 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.update.balance", True, ONE_CRITIC_BATCH, "fsdp2"),
     ("fuse.update.balance", True, ONE_CRITIC_BATCH, "megatron"),
     ("fuse.update.response_logits", True, {}, "fsdp2"),
-    ("fuse.update.share_prompts", True, {}, "fsdp2"),
+    ("fuse.update.share_prompts", True, {"actor_rollout_ref.actor.use_kl_loss": True}, "fsdp2"),
     ("fuse.update.share_prompts", True, {"trainer.device": "cuda"}, "fsdp2"),
     ("fuse.update.stream", True, STREAMED, "fsdp2"),
 )

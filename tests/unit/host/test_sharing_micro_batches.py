@@ -85,6 +85,17 @@ def test_rows_of_a_prompt_stay_together_as_long_as_a_micro_batch_holds_them(seed
     for (lengths, prompts), parts in zip(ranks, found, strict=True):
         assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
         assert all(computed(lengths, prompts, part) <= 60 or len(part) == 1 for part in parts)
+        groups = {group for group, _ in prompts}
+        if len(groups) >= len(parts):
+            homes = {
+                group: {at for at, part in enumerate(parts) for row in part if prompts[row][0] == group}
+                for group in groups
+            }
+            fits = {
+                group: computed(lengths, prompts, [row for row, (one, _) in enumerate(prompts) if one == group]) <= 60
+                for group in groups
+            }
+            assert all(len(homes[group]) == 1 for group in groups if fits[group] and all(fits.values()))
 
 
 def test_a_group_above_the_limit_is_split_and_each_part_has_its_prompt():
@@ -100,3 +111,10 @@ def test_a_rank_with_one_group_cuts_it_where_another_rank_needs_more_micro_batch
     found = all_ranks(lambda rank, largest: by_tokens(rank[0], 40, largest, prompts=rank[1]), one, other)
     assert [len(parts) for parts in found] == [3, 3]
     assert all(found[0]), "no rank is without rows as long as it has as many"
+
+
+def test_gathered_keys_bound_a_micro_batch_as_well():
+    # 16 rows of 100 tokens, of which 99 are shared: 115 tokens are computed, for 1600 keys.
+    lengths, prompts = [100] * 16, [(0, 99)] * 16
+    assert len(by_tokens(lengths, 400, lambda number: number, prompts=prompts)) == 1
+    assert [len(part) for part in by_tokens(lengths, 399, lambda number: number, prompts=prompts)] == [8, 8]

@@ -253,5 +253,5 @@ def test_prompts_are_those_of_the_keys_and_padding_has_its_own():
     keys = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "x_0_0", "x_1_0"]
     batch = KVBatchMeta(keys=keys, tags=tags + padding, partition_id="train", extra_info={})
     found = prompts_of(batch)
-    assert found.groups == [("a", 5), ("a", 6), ("a", 5), ("b", 6), ("x_0_0",), ("x_1_0",)]
+    assert found.groups == [("a", 5), "a_0_1", ("a", 5), ("b", 6), "x_0_0", "x_1_0"]
     assert found.shared[:2] == [24576 * 4 + 16, 24576 * 5 + 25]

@@ -27,7 +27,6 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.inference.megatron_copies import copy_settings
 from verl_fuse.host.inference.response_logits import keep_response_logits
-from verl_fuse.host.sharing.engine import share_prompts
 from verl_fuse.host.weights.computed import computed_dtype, round_parameters
 from verl_fuse.spec.step import Stage
 
@@ -86,6 +85,9 @@ def build_models(
         if response_logits and stage != "values":
             keep_response_logits(model.engine, strict=False)
         if shared_prompts and stage != "values":
+            # It takes private names of transformers.
+            from verl_fuse.host.sharing.engine import share_prompts
+
             share_prompts(model.engine, strict=False)
     return {stage: models[of] for stage, of in zip(wanted, source, strict=True)}
 

@@ -21,6 +21,8 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.sharing.plan import SharedPlan
 
 NAME = "verl_fuse_shared_prompts"
+# How the names of flash attention's versions begin.
+FLASH = "flash_attention"
 
 
 class _Gathered(torch.autograd.Function):
@@ -60,7 +62,7 @@ def attention(
             "fuse.update.share_prompts=true: the model was called without a plan of its rows; false ends it"
         )
     keys, values = _Gathered.apply(key, plan.keys), _Gathered.apply(value, plan.keys)
-    if plan.kernel.startswith("flash_attention"):
+    if plan.kernel.startswith(FLASH):
         out = _flash_attention_forward(
             query.transpose(1, 2),
             keys.transpose(1, 2),

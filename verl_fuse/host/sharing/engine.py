@@ -5,12 +5,14 @@ them; both come back as verl has them, with a value for each token of each sampl
 
 Invariants (tests/integration/test_shared_prompts.py):
 - log-probs, entropies, losses, gradients and parameters are verl's, up to rounding;
-- with dynamic batch sizes, rows of a prompt are in one micro-batch, as long as it holds them;
+- with dynamic batch sizes, rows of a prompt are in one micro-batch, as long as it holds them and this rank needs no
+  more of them than it has prompts;
 - rows with prompts of the same tokens share, whatever uid they have.
 """
 
 import functools
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,11 +24,10 @@ from transformers import PreTrainedModel
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data, index_select_tensor_dict
-from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.sharing.attention import NAME
+from verl_fuse.host.sharing.attention import FLASH, NAME
 from verl_fuse.host.sharing.micro_batches import by_tokens
 from verl_fuse.host.sharing.plan import GROUP_FIELD, SharedPlan, prompt_groups, row_prompts, shared_tokens
 
@@ -37,7 +38,7 @@ SWITCH = "fuse.update.share_prompts"
 # otherwise.
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma2", "gemma3_text")
 # The module in which verl's engine looks for `prepare_micro_batches`.
-_module: Any = transformer_impl
+_module: Any = sys.modules[FSDPEngineWithLMHead.__module__]
 _split = _module.prepare_micro_batches
 
 
@@ -52,12 +53,16 @@ class SharedPrompts(FSDPEngineWithLMHead):
     _plan: SharedPlan
     _compact: TensorDict
 
-    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+    def share(self, kernel: str) -> None:
+        """Begin, with a model that was built with the attention `kernel`."""
+        self._kernel, self._prompt_tokens = kernel, (0, 0)
+
+    def forward_backward_batch(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute a batch as verl does, in micro-batches that keep rows of a prompt together."""
         data[GROUP_FIELD] = prompt_groups(data)
         stock: Any = super()
         with self._whole_groups(data):
-            return stock.forward_backward_batch(data, loss_function, forward_only)
+            return stock.forward_backward_batch(data, *args, **kwargs)
 
     @contextmanager
     def _whole_groups(self, data: Any) -> Iterator[None]:
@@ -157,7 +162,7 @@ def share_prompts(engine: Any, strict: bool) -> None:
     config = _model(engine).config
     kernel, config._attn_implementation = config._attn_implementation, NAME
     engine.__class__ = type(f"SharedPrompts{type(engine).__name__}", (SharedPrompts, type(engine)), {})
-    engine._kernel, engine._prompt_tokens = kernel, (0, 0)
+    engine.share(kernel)
 
 
 def _model(engine: Any) -> PreTrainedModel:
@@ -170,16 +175,33 @@ def _unfit(engine: Any) -> Iterator[str]:
     if not kinds or kinds[-1] is not FSDPEngineWithLMHead or any(_of_verl(kind) for kind in kinds[:-1]):
         yield f"the engine {type(engine).__name__}"
         return
-    config = _model(engine).config
-    if config.model_type not in MODEL_TYPES:
-        yield f"a model of type {config.model_type}: {', '.join(MODEL_TYPES)} were run"
+    for name in ("use_ulysses_sp", "pad_to_length"):
+        if getattr(engine, name, False):
+            yield f"{name}=true of its engine"
+    model = _model(engine)
+    config, kernel = model.config, str(model.config._attn_implementation)
+    if config.model_type not in MODEL_TYPES or not _of_transformers(model):
+        yield f"a model of type {config.model_type} ({type(model).__module__}): {', '.join(MODEL_TYPES)} were run"
     if getattr(config, "attention_dropout", 0.0):
         yield f"attention_dropout={config.attention_dropout}"
+    if any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in engine.module.modules()):
+        yield "dropout, which samples would share"
+    if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
+        yield "attention that looks ahead"
     if getattr(config, "output_router_logits", False):
         yield "output_router_logits=true, a loss over a micro-batch's tokens"
-    softcap, kernel = getattr(config, "attn_logit_softcapping", None), str(config._attn_implementation)
-    if softcap and not kernel.startswith("flash_attention"):
-        yield f"attn_logit_softcapping={softcap} and attn_implementation={kernel}: flash_attention_2 has it"
+    if get_device_name() != "cpu" and not kernel.startswith(FLASH):
+        yield f"attn_implementation={kernel} on {get_device_name()}, where {FLASH}_2 or _3 is needed"
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    if softcap and not kernel.startswith(FLASH):
+        yield f"attn_logit_softcapping={softcap} and attn_implementation={kernel}: {FLASH}_2 has it"
+
+
+def _of_transformers(model: PreTrainedModel) -> bool:
+    """Tell whether the model's code is of transformers itself; FSDP2 makes a class of its own above that."""
+    kinds = [kind for kind in type(model).__mro__ if issubclass(kind, PreTrainedModel)]
+    code = next(kind for kind in kinds if not kind.__module__.startswith("torch."))
+    return code.__module__.startswith("transformers.models.")
 
 
 def _of_verl(kind: type) -> bool:
@@ -198,12 +220,20 @@ def shared_prompts_worker_class(base: type, strict: bool) -> type:
             share_prompts(worker.engine, strict)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
+    def shares_prompts(self: Any) -> bool:
+        """Tell whether actor and reference compute each prompt once."""
+        return all(isinstance(worker.engine, SharedPrompts) for worker in filter(None, (self.actor, self.ref)))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def take_prompt_tokens(self: Any, model: str) -> tuple[int, int]:
         """Return the tokens of prompts in the rows that `model` ("actor" or "ref") got since the last call, and those
         of them that were computed."""
-        worker = getattr(self, model)
-        take = getattr(worker.engine, "take_prompt_tokens", None) if worker else None
-        return take() if take else (0, 0)
+        return getattr(self, model).engine.take_prompt_tokens()
 
-    members = {"__doc__": base.__doc__, "init_model": init_model, "take_prompt_tokens": take_prompt_tokens}
+    members = {
+        "__doc__": base.__doc__,
+        "init_model": init_model,
+        "shares_prompts": shares_prompts,
+        "take_prompt_tokens": take_prompt_tokens,
+    }
     return type(f"SharedPrompts{base.__name__}", (base,), members)

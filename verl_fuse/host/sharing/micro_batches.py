@@ -5,11 +5,12 @@ Invariants (tests/unit/host/test_sharing_micro_batches.py, tests/integration/tes
 tests/integration/test_shared_prompts.py):
 - every row is in exactly one micro-batch;
 - no micro-batch is larger than the run's configuration allows, in rows or, with dynamic batch sizes, in tokens that are
-  computed, except for a single row;
+  computed, except for a single row; its whole rows have at most `KEYS` times as many;
 - all ranks have the same number, at least one: a rank that has fewer rows than that gets empty ones.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,8 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 Largest = Callable[[int], int]
 # Of each row: its prompt's number, and the tokens that rows of this number share.
 Prompts = Sequence[tuple[int, int]]
+# A branch's keys are gathered with those of its prompt: whole rows bound the memory of attention.
+KEYS = 4
 
 
 def by_rows(count: int, most: int, largest: Largest, multiple: int = 1) -> list[list[int]]:
@@ -36,13 +39,14 @@ def by_tokens(
     """Split rows of these lengths, at most `most` tokens in each micro-batch, into micro-batches of about the same
     work. With `prompts`, the tokens that rows share are computed once in each micro-batch."""
     sizes = _Sizes(lengths, prompts or [(row, 0) for row in range(len(lengths))])
-    units = [part for unit in sizes.groups() for part in _fitting(unit, most, sizes.tokens)]
-    number = _rounded(largest(-(-sum(map(sizes.tokens, units)) // most)), multiple)
+    units = [part for unit in sizes.groups() for part in _fitting(unit, partial(sizes.fit, most=most))]
+    least = max(-(-sum(map(sizes.tokens, units)) // most), -(-sum(lengths) // (KEYS * most)))
+    number = _rounded(largest(least), multiple)
     while True:
         units = _at_least(number, units, sizes.work)
         parts = _balanced(units, number, sizes.work)
         # Whole units do not fill micro-batches evenly: more of them may be needed, on any rank.
-        fits = all(sizes.tokens(part) <= most or len(part) == 1 for part in parts)
+        fits = all(sizes.fit(part, most) for part in parts)
         if not largest(int(not fits)):
             return parts
         number += multiple
@@ -67,6 +71,11 @@ class _Sizes:
         """Return the tokens that are computed for these rows."""
         return sum(self._lengths[row] for row in rows) - sum(self._prompts[row][1] for row in self._copies(rows))
 
+    def fit(self, rows: Sequence[int], most: int) -> bool:
+        """Tell whether a micro-batch of at most `most` computed tokens holds these rows; it always holds one."""
+        whole = sum(self._lengths[row] for row in rows)
+        return len(rows) == 1 or (self.tokens(rows) <= most and whole <= KEYS * most)
+
     def work(self, rows: Sequence[int]) -> int:
         """Return their work, as verl counts it."""
         return sum(self._work[row] for row in rows) - sum(self._saved[row] for row in self._copies(rows))
@@ -83,11 +92,11 @@ class _Sizes:
         return copies
 
 
-def _fitting(unit: list[int], most: int, tokens: Callable[[list[int]], int]) -> list[list[int]]:
-    if len(unit) == 1 or tokens(unit) <= most:
+def _fitting(unit: list[int], fits: Callable[[list[int]], bool]) -> list[list[int]]:
+    if fits(unit):
         return [unit]
     half = len(unit) // 2
-    return _fitting(unit[:half], most, tokens) + _fitting(unit[half:], most, tokens)
+    return _fitting(unit[:half], fits) + _fitting(unit[half:], fits)
 
 
 def _at_least(number: int, units: list[list[int]], work: Callable[[list[int]], int]) -> list[list[int]]:

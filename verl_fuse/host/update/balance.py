@@ -20,7 +20,6 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
-from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
@@ -28,7 +27,6 @@ from verl_fuse.host.record.step import StageMethod, StepStage, TrainerPart
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.spec.trajectory import TrajectoryKey
 
-SHARE_PROMPTS = "fuse.update.share_prompts"
 # A model that is trained: its block of the configuration.
 Model = Literal["actor", "critic"]
 _TRAINED: dict[StepStage, Model] = {"update_actor": "actor", "update_critic": "critic"}
@@ -181,11 +179,12 @@ def work_of(batch: KVBatchMeta) -> list[int]:
 
 
 def prompts_of(batch: KVBatchMeta) -> Prompts:
-    """Return the prompts of a batch's rows; each row of padding has its own."""
-    keys = zip(batch.keys, batch.tags, strict=True)
-    groups = [
-        (key,) if tag.get("is_padding") else (TrajectoryKey.parse(key).uid, int(tag["prompt_len"])) for key, tag in keys
-    ]
+    """Return the prompts of a batch's rows; each row of padding has its own, and so has each later turn of a
+    conversation."""
+    groups: list[Hashable] = []
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        uid, _, index = TrajectoryKey.parse(key) if not tag.get("is_padding") else ("", 0, 1)
+        groups.append(key if index else (uid, int(tag["prompt_len"])))
     # A prompt's last token is computed for each of its samples.
     shared = calculate_workload(torch.tensor([int(tag["prompt_len"]) - 1 for tag in batch.tags])).tolist()
     return Prompts(groups, shared)
@@ -197,8 +196,9 @@ def in_order(batch: KVBatchMeta, order: Sequence[int]) -> KVBatchMeta:
     return replace(batch, keys=keys, tags=tags, extra_info=dict(batch.extra_info or {}))
 
 
-def cut_of(trainer: Any, model: Model) -> Cut:
-    """Return how verl cuts the batch of this model's update."""
+def cut_of(trainer: Any, model: Model, packed: bool = False) -> Cut:
+    """Return how verl cuts the batch of this model's update; `packed`: its rows are, whatever the configuration
+    says."""
     config = trainer.config
     samples = config.actor_rollout_ref.rollout.n
     if model == "critic":
@@ -209,8 +209,7 @@ def cut_of(trainer: Any, model: Model) -> Cut:
         data_parallel_size(trainer.actor_rollout_wg, "actor"),
         actor.ppo_mini_batch_size * samples,
         None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
-        # Rows whose prompt is computed once are packed.
-        not (config.actor_rollout_ref.model.use_remove_padding or OmegaConf.select(config, SHARE_PROMPTS)),
+        not (packed or config.actor_rollout_ref.model.use_remove_padding),
     )
 
 

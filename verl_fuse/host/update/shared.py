@@ -15,13 +15,13 @@ from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.inference.stages import micro_batch
 from verl_fuse.host.record.step import StageMethod, StepStage, TrainerPart
-from verl_fuse.host.update.balance import Cut, balanced, cut_of, in_order, prompts_of, work_of
+from verl_fuse.host.update.balance import Cut, balanced, cut_of, in_order, prompts_of, share_saved, work_of
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 
 Pass = Literal["old_log_prob", "ref"]
 
 
-class SharedPrompts(TrainerPart):
+class PlacedPrompts(TrainerPart):
     """The passes and, if it `places` them, the updates of an actor whose workers compute each prompt once."""
 
     def __init__(self, trainer: Any, places: bool) -> None:
@@ -46,9 +46,13 @@ class SharedPrompts(TrainerPart):
         return in_order(found, inverse(order))
 
     def _update(self, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        ordered = batch
-        if self._places and not self._trainer.config.actor_rollout_ref.actor.shuffle:
-            ordered = in_order(batch, balanced(work_of(batch), cut_of(self._trainer, "actor"), prompts_of(batch)))
+        ordered, config = batch, self._trainer.config
+        if self._places and not config.actor_rollout_ref.actor.shuffle:
+            cut, work, prompts = cut_of(self._trainer, "actor", packed=True), work_of(batch), prompts_of(batch)
+            order = balanced(work, cut, prompts)
+            ordered = in_order(batch, order)
+            if config.fuse.update.balance:
+                metrics["fuse/actor_balance_saved"] = share_saved(work, order, cut, prompts)
         stock(ordered, metrics)
         self._count("update", "actor")
         return batch
@@ -71,8 +75,10 @@ class SharedPrompts(TrainerPart):
         whole, computed = (sum(each) for each in zip(before, *found, strict=True))
         self._tokens[work] = whole, computed
         self.metrics = {
-            f"fuse/{work}_shared_tokens": 1 - computed / whole if whole else 0.0
+            f"fuse/{work}_shared_tokens": 1 - computed / whole
             for work, (whole, computed) in self._tokens.items()
+            # verl's pass computes nothing in bypass mode.
+            if whole
         }
 
 

@@ -170,7 +170,7 @@ class LeanUpdates(TrainerPart):
         # With shuffled rows each epoch has mini-batches of its own.
         anew = self._balance or self._share or not all(kept)
         if anew and not self._trainer.config.actor_rollout_ref.actor.shuffle:
-            cut = cut_of(self._trainer, "actor") if all(kept) else self._cut
+            cut = cut_of(self._trainer, "actor", packed=self._share) if all(kept) else self._cut
             work = [one * amount for one, amount in zip(kept, work_of(batch), strict=True)]
             prompts = prompts_of(batch) if self._share else None
             order = balanced(work, cut, prompts)

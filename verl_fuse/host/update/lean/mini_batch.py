@@ -242,8 +242,9 @@ class LeanMiniBatch:
 
 
 def _module_of(engine: Any) -> Any:
-    """Return the module in which verl's engine looks for `prepare_micro_batches`."""
-    kinds = [kind for kind in type(engine).__mro__ if kind.__module__.split(".")[0] == "verl"]
+    """Return the module in which the engine's class looks for `prepare_micro_batches`; the classes that this project
+    puts on top call it."""
+    kinds = [kind for kind in type(engine).__mro__ if kind.__module__.split(".")[0] != "verl_fuse"]
     (owner, *_) = [kind for kind in kinds if "forward_backward_batch" in vars(kind)]
     return sys.modules[owner.__module__]
 
