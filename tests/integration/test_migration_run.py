@@ -2,7 +2,8 @@
 vLLM replicas, forced lengths, every number computed twice. In the second step a moved request takes its KV cache along,
 and one long request cannot move; in the third an engine process is killed.
 
-How many requests the freed replica still has depends on the machine: in one step it may have none."""
+Engines hold all long responses until the tail moves, or the engine is killed (support/held_engines.py). How many of
+them the freed replica has depends on the order in which requests arrive: in one step it may have none."""
 
 import json
 import re
@@ -27,6 +28,8 @@ PROMPTS = 10
 SAMPLES = 4 * PROMPTS
 # Ten of forty samples are long: the last short ones and all long ones are left, so each replica has some.
 THRESHOLD = 12
+# Samples; the tail is due once 28 are finished.
+KILLED_AFTER = 10
 # Tokens of a block of the engines' KV cache, which moves as a whole.
 BLOCK = 16
 # Largest differences seen in float32: 2.1e-5 and 2e-6. What a sample is computed together with, which differs from run
@@ -38,7 +41,7 @@ ROLLOUT_TOLERANCE = 3e-4
 
 
 @pytest.fixture(scope="module")
-def migrated(verl_home, tmp_path_factory) -> Finished:
+def migrated(verl_home, tmp_path_factory, forks) -> Finished:
     done = run(
         verl_home,
         "ppo-cpu",
@@ -61,12 +64,13 @@ def migrated(verl_home, tmp_path_factory) -> Finished:
         "trainer.resume_mode=disable",
         name="migrated",
         record=verl_home / "migrated.numbers",
-        recorder="long_tail,killed_engine",
+        recorder="long_tail,held_engines,killed_engine",
         variables={
-            "KILL_ENGINE": f"{KILLED_IN_STEP}:1:10",
+            "KILL_ENGINE": f"{KILLED_IN_STEP}:1:{KILLED_AFTER}",
             "KV_STORE": str(tmp_path_factory.mktemp("kv")),
             "KV_STORE_WITHOUT": " step 1",
         },
+        forks=forks,
     )
     assert sorted(done.accounts()) == list(range(1, STEPS + 1)), done.output[-4000:]
     return done
@@ -114,8 +118,8 @@ def test_the_replica_of_a_request_that_cannot_move_is_the_survivor(migrated):
         (stop,) = [span for span in spans.spans if span.name == "migrate"]
         for span in stuck:
             assert (span.args["unmovable"], span.args["stop_reason"]) == ("seed, stop", "completed")
-            # Where other work keeps the other replica from its turn, this request may end before the tail begins.
-            assert span.end < stop.start or (span.start < stop.start and span.track != stop.track)
+            assert span.start < stop.start < span.end
+            assert span.track != stop.track
 
 
 def test_a_moved_request_takes_along_what_a_connector_kept_of_it(migrated):
@@ -210,7 +214,7 @@ def test_samples_of_a_killed_replica_are_finished_elsewhere(migrated):
     victim = json.loads((migrated.folder.with_name("migrated.numbers") / "victim.json").read_text())
     assert "EngineCor" in victim["name"], "the engine's own process"
     assert not Path(f"/proc/{victim['pid']}").exists()
-    assert victim["finished"] < SAMPLES
+    assert KILLED_AFTER <= victim["finished"] < SAMPLES - THRESHOLD
     account = migrated.accounts()[STEPS]
     assert (account["samples"], account["missing"], account["groups"]) == (SAMPLES, 0, PROMPTS)
 

@@ -19,7 +19,13 @@ from verl_fuse.host.upstream.vllm import engine_processes
 def engine_process(server):
     """Runs inside a rollout server: the process of vLLM's engine."""
     (process,) = engine_processes(server)
-    return process.pid
+    # In a run with forks the engine is the fork of that process (forked/site/sitecustomize.py).
+    first, _, fork = _name(process.pid).partition(" ")
+    return int(fork) if first == "fork" else process.pid
+
+
+def _name(pid):
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def _kill(trainer, replica):
@@ -30,7 +36,7 @@ def _kill(trainer, replica):
         return
     server = trainer.llm_server_manager.get_replicas()[replica].servers[0]
     pid = ray.get(server.__ray_call__.remote(engine_process), timeout=60)
-    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    name = _name(pid)
     finished = len(trainer.watch.finished)
     os.kill(pid, signal.SIGKILL)
     victim.write_text(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import held_engines
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
@@ -74,6 +75,7 @@ class KVStore(KVConnectorBase_V1):
                     for block in range(min(computed, request.num_tokens) // self._size)
                     if not (file := self._file(request, block)).exists()
                 ]
+        held_engines.hold(max(running.num_computed_tokens, default=0))
         for name in scheduler_output.finished_req_ids:
             self._requests.pop(name, None)
             self._blocks.pop(name, None)

@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
+import setproctitle
+
 MODULES = (
     "ray._private.workers.default_worker",
     "verl.trainer.main_ppo",
@@ -69,6 +71,8 @@ def serve(address: str) -> None:
         raise RuntimeError(
             f"importing {', '.join(MODULES)} drew one of Ray's random ids: all forks would draw the same"
         )
+    # It looks for the memory of the title once, from the environment that the process was started with.
+    setproctitle.getproctitle()
     gc.collect()
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX)
@@ -167,6 +171,7 @@ def _become(asked: dict[str, Any], files: list[int], link: socket.socket) -> Non
     # Ray read its settings, how to authenticate among them, from the environment there was.
     importlib.import_module("ray._raylet").Config.initialize("")
     os.chdir(asked["folder"])
+    os.nice(asked["niceness"] - os.nice(0))
     _import_own(asked["environment"])
     argv = asked["argv"]
     code = 0

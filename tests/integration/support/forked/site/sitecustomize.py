@@ -32,6 +32,8 @@ def _be_forked(address: str) -> None:
         "argv": sys.orig_argv[1:],
         "environment": dict(os.environ),
         "folder": os.getcwd(),
+        # What a Ray worker starts yields to others as much as the worker does, or it would starve the worker.
+        "niceness": os.nice(0),
         "files": numbers,
     }
     data = json.dumps(asked).encode()
@@ -39,6 +41,9 @@ def _be_forked(address: str) -> None:
     link.sendall(data)
     answers = link.makefile("r")
     pid = int(answers.readline())
+    # Whoever looks for the process finds its fork by this name.
+    with open("/proc/self/comm", "w") as name:
+        name.write(f"fork {pid}")
 
     def pass_on(number: int, frame: object) -> None:
         os.kill(pid, number)
