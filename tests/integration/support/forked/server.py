@@ -14,12 +14,13 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -71,8 +72,6 @@ def serve(address: str) -> None:
         raise RuntimeError(
             f"importing {', '.join(MODULES)} drew one of Ray's random ids: all forks would draw the same"
         )
-    # It looks for the memory of the title once, from the environment that the process was started with.
-    setproctitle.getproctitle()
     gc.collect()
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX)
@@ -166,14 +165,18 @@ def _become(asked: dict[str, Any], files: list[int], link: socket.socket) -> Non
         os.close(number)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(end,), daemon=True).start()
+    if "-c" in asked["argv"]:
+        # vLLM's processes have titles, for which the memory is found only while the environment is as it was at first.
+        # In Ray's, which have a copy of this module, it would be found twice.
+        setproctitle.getproctitle()
     os.environ.clear()
     os.environ.update(asked["environment"])
+    argv = _worker(asked["argv"])
     # Ray read its settings, how to authenticate among them, from the environment there was.
     importlib.import_module("ray._raylet").Config.initialize("")
     os.chdir(asked["folder"])
     os.nice(asked["niceness"] - os.nice(0))
-    _import_own(asked["environment"])
-    argv = asked["argv"]
+    _import_own(os.environ)
     code = 0
     try:
         if "-c" in argv:
@@ -200,6 +203,17 @@ def _become(asked: dict[str, Any], files: list[int], link: socket.socket) -> Non
     sys.stderr.flush()
     atexit._run_exitfuncs()
     os._exit(code)
+
+
+def _worker(argv: Sequence[str]) -> Sequence[str]:
+    """Return the command that is to be run: of Ray's set-up of a worker, which sets variables, the worker's."""
+    at = next((place for place, word in enumerate(argv) if word.endswith("ray/_private/workers/setup_worker.py")), None)
+    if at is None:
+        return argv
+    with mock.patch.object(os, "execvp") as execute, mock.patch.object(sys, "argv", argv[at:]):
+        runpy.run_path(argv[at], run_name="__main__")
+    # bash -c "exec python default_worker.py ..."
+    return shlex.split(execute.call_args.kwargs["args"][2])[2:]
 
 
 def _import_own(environment: Mapping[str, str]) -> None:

@@ -2,8 +2,8 @@
 importing for fifteen seconds each.
 
 On PYTHONPATH, with $FORK_SERVER, this is run by every interpreter that starts. One that is to be verl's driver, a Ray
-worker or a process spawned by `multiprocessing` hands its command, environment, working directory and open files to the
-server, passes signals on to its fork, and ends as that does.
+worker, what sets up a Ray worker, or a process spawned by `multiprocessing` hands its command, environment, working
+directory and open files to the server, passes signals on to its fork, and ends as that does.
 """
 
 import os
@@ -15,7 +15,8 @@ def _wanted() -> bool:
     script = next((word for word in words if not word.startswith("-")), "")
     if "-c" in words:
         return "--multiprocessing-fork" in words
-    return script.endswith("ray/_private/workers/default_worker.py") or words[:2] == ["-m", "verl.trainer.main_ppo"]
+    workers = ("ray/_private/workers/setup_worker.py", "ray/_private/workers/default_worker.py")
+    return script.endswith(workers) or words[:2] == ["-m", "verl.trainer.main_ppo"]
 
 
 def _be_forked(address: str) -> None:
