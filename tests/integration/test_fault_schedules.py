@@ -2,6 +2,7 @@
 buffer, load balancer and TransferQueue are real, the engine counts (support/schedule_runs.py)."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.fault_schedules import ACTIONS, KINDS, LONG, PROMPTS, REPLICAS, SAMPLES_PER_PROMPT, schedule
+from support.fork_server import SITE
 
 pytestmark = [
     pytest.mark.integration,
@@ -21,9 +23,12 @@ SCHEDULES = len(KINDS)
 NEVER = ("lost", "duplicated", "wrong_weights", "hung", "other_faults")
 
 
-def test_no_schedule_loses_or_doubles_a_sample_or_trains_under_other_weights_or_hangs(repo: Path):
+def test_no_schedule_loses_or_doubles_a_sample_or_trains_under_other_weights_or_hangs(
+    repo: Path, forks: dict[str, str]
+):
     command = [sys.executable, "-m", "ci.bench.faults", "--schedules", str(SCHEDULES)]
-    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, **forks, "PYTHONPATH": os.pathsep.join([str(SITE), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=repo, env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert {name: found[name] for name in NEVER} == dict.fromkeys(NEVER, 0), done.stderr[-3000:]

@@ -40,6 +40,10 @@ MODULES = (
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.llama",
     "vllm.entrypoints.openai.api_server",
+    # What these import on their own, once they run.
+    "numba",
+    "pydantic.v1",
+    "verl_fuse_speculation.prompts",
 )
 MOST_FILES = 250
 # Own files get numbers that no fork's parent has open.
