@@ -1,4 +1,4 @@
-"""A GRPO run of real verl with three switches of `fuse.update` and two mini-batches a step: whole accounts, verl's
+"""A GRPO run of real verl with four switches of `fuse.update` and two mini-batches a step: whole accounts, verl's
 metrics, and old log-probs of the first mini-batch from its update once the actor is trained."""
 
 import os
@@ -26,7 +26,9 @@ COMMAND = (
     # Nothing is left to stream.
     "fuse.interstage.enabled=true",
 )
-SWITCHES = tuple(f"fuse.update.{key}=true" for key in ("skip_zero_gradient", "skip_old_log_prob", "response_logits"))
+SWITCHES = tuple(
+    f"fuse.update.{key}=true" for key in ("skip_zero_gradient", "skip_old_log_prob", "response_logits", "share_prompts")
+)
 # After the last step there is a checkpoint.
 LEAN = (*SWITCHES, f"trainer.total_training_steps={STEPS}", f"trainer.save_freq={STEPS}", "trainer.resume_mode=disable")
 
@@ -91,6 +93,17 @@ def test_the_pass_has_the_other_mini_batch_alone_and_metrics_are_of_all_samples(
         assert advantages.end <= old.start
         assert old.end <= update.start
         assert passes(lean, step)
+
+
+def test_prompts_are_computed_once_in_passes_and_updates(lean: Finished):
+    for step, metrics in lean.metrics.items():
+        # Of four samples one computes the prompt, at best.
+        assert 0 < metrics["fuse/old_log_prob_shared_tokens"] <= 0.75
+        assert ("fuse/update_shared_tokens" in metrics) == (metrics.get("fuse/update_skipped_samples", 1) < 1)
+        assert metrics.get("fuse/update_shared_tokens", 0) <= 0.75
+        assert "fuse/ref_shared_tokens" not in metrics, step
+    # With the same weights and no pass of its own, an update has the log-probs of the rollout.
+    assert any(lean.metrics[step].get("fuse/update_shared_tokens", 0) > 0 for step in TRAINED)
 
 
 def test_what_was_left_out_is_said(lean: Finished):

@@ -44,7 +44,6 @@ def part(
             "rollout": {"n": SAMPLES, **passes},
             "model": {"use_remove_padding": False},
         },
-        "fuse": {"update": {"balance": balance}},
     }
     asked = []
 
@@ -57,6 +56,7 @@ def part(
 
     trainer = SimpleNamespace(
         config=OmegaConf.create(config),
+        settings=SimpleNamespace(blocks={"update": SimpleNamespace(balance=balance)}),
         global_steps=3,
         ref_in_actor=ref_in_actor,
         actor_rollout_wg=workers("actor's"),

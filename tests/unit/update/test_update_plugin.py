@@ -12,6 +12,7 @@ from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Function
 from verl_fuse_update.config import UpdateConfig
+from verl_fuse_update.features import FEATURES
 from verl_fuse_update.losses import ANY_LOSSES, BALANCED_LOSSES, ROW_LOSSES
 from verl_fuse_update.plugin import UpdatePlugin
 from verl_fuse_update.refusals import balanced_models
@@ -140,6 +141,7 @@ def test_values_without_a_critic_are_refused_for_each_key_that_leaves_it_out():
 
 
 STREAM, VALUES, RESPONSES = "fuse.update.stream", "fuse.update.skip_values", "fuse.update.response_logits"
+SHARE = "fuse.update.share_prompts"
 
 
 # Ray warns when verl is imported.
@@ -150,6 +152,8 @@ STREAM, VALUES, RESPONSES = "fuse.update.stream", "fuse.update.skip_values", "fu
         ("actor", (SKIP,), "init_model"),
         ("actor", (OWN, STREAM), "stream_rows"),
         ("actor", (RESPONSES,), "init_model"),
+        ("actor", (SHARE,), "take_prompt_tokens"),
+        ("actor", (OWN, RESPONSES, SHARE), "shares_prompts"),
         ("actor", (OWN, STREAM, RESPONSES), "stream_rows"),
         ("critic", (VALUES,), "train_batch"),
     ],
@@ -294,6 +298,7 @@ def test_balance_asks_for_its_losses_and_for_how_verl_cuts():
     [
         ((), {}, ["actor"]),
         ((), WITH_CRITIC, ["actor", "critic"]),
+        ((SHARE,), WITH_CRITIC, ["critic"]),
         ((SKIP,), WITH_CRITIC, ["critic"]),
         ((VALUES,), WITH_CRITIC, ["actor", "critic"]),
         ((OWN,), {}, []),
@@ -301,7 +306,9 @@ def test_balance_asks_for_its_losses_and_for_how_verl_cuts():
 )
 def test_each_update_is_balanced_once(switches, changes, models):
     get = getter(composed(BALANCE, *switches, **changes))
-    assert balanced_models(get) == models
+    assert balanced_models(get, shares=SHARE in switches) == models
+    # A model that cannot share is balanced.
+    assert balanced_models(get, shares=False) == (["actor", *models] if SHARE in switches else models)
 
 
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True, "trainer.n_gpus_per_node": 8}
@@ -464,9 +471,95 @@ def test_logits_of_responses_ask_for_what_reads_them():
     assert len(set(both)) == len(both)
 
 
+REF = "actor_rollout_ref.ref"
+
+
+def test_prompts_computed_once_go_with_penalties_adapters_and_any_number_of_mini_batches():
+    fits = {
+        f"{ACTOR}.use_kl_loss": True,
+        f"{ACTOR}.entropy_coeff": 0.01,
+        f"{ACTOR}.ppo_epochs": 2,
+        f"{ACTOR}.ppo_mini_batch_size": 1,
+        f"{ACTOR}.shuffle": True,
+        "algorithm.use_kl_in_reward": True,
+        "actor_rollout_ref.model.lora_rank": 8,
+        "trainer.device": "cuda",
+        # The reference is the actor without its adapters.
+        f"{REF}.ulysses_sequence_parallel_size": 2,
+    }
+    for loss in BALANCED_LOSSES:
+        assert refused(SHARE, **fits | {f"{ACTOR}.policy_loss.loss_mode": loss}) == set()
+    assert refused(SHARE, SKIP, OWN, RESPONSES) == set()
+    assert refused(SHARE, BALANCE) == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.v1.trainer_mode", "sync"),
+        ("trainer.device", "npu"),
+        (f"{ACTOR}.strategy", "megatron"),
+        (f"{ACTOR}.policy_loss.loss_mode", "geo_mean"),
+        (f"{ACTOR}.ulysses_sequence_parallel_size", 2),
+        (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 2),
+        (f"{ACTOR}.fsdp_config.pad_to_length", True),
+        (f"{REF}.ulysses_sequence_parallel_size", 2),
+        (f"{REF}.fsdp_config.pad_to_length", True),
+        ("actor_rollout_ref.model.use_fused_kernels", True),
+        ("actor_rollout_ref.model.use_liger", True),
+        ("actor_rollout_ref.model.lora.dropout", 0.1),
+        ("actor_rollout_ref.model.override_config.attention_dropout", 0.1),
+        ("distillation.enabled", True),
+        ("fuse.pipeline.enabled", True),
+        ("actor_rollout_ref.model.path", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ],
+)
+def test_what_prompts_computed_once_do_not_go_with_is_refused(key, value):
+    found = PLUGIN.fuse_validate(config=composed(SHARE, **{f"{ACTOR}.use_kl_loss": True, key: value}))
+    assert [(one.key, one.value) for one in found] == [(key, value)]
+    assert refused(**{key: value}) == set()
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager", "flash_attention_2", "flash_attention_3", None])
+def test_accelerators_need_flash_attention_for_it(kernel):
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    changes = {} if kernel is None else {key: kernel}
+    assert refused(SHARE, **changes, **{"trainer.device": "cpu"}) == set()
+    flash = kernel is None or kernel.startswith("flash")
+    assert refused(SHARE, **changes, **{"trainer.device": "cuda"}) == (set() if flash else {key})
+
+
+@pytest.mark.parametrize(
+    ("samples", "prompt", "response", "reason"),
+    [
+        (1, 4096, 1024, "each prompt has one sample"),
+        (8, 127, 1024, "prompts have less than an 8th of the tokens of responses"),
+        (8, 128, 1024, None),
+        (2, 4096, 1024, None),
+    ],
+)
+def test_a_preset_leaves_prompts_alone_that_there_is_little_of(samples, prompt, response, reason):
+    changes = {
+        "actor_rollout_ref.rollout.n": samples,
+        "data.max_prompt_length": prompt,
+        "data.max_response_length": response,
+    }
+    (feature,) = [one for one in FEATURES if one.name == "share_prompts"]
+    assert feature.idle(getter(composed(**changes))) == reason
+
+
+def test_prompts_computed_once_ask_for_what_reads_their_rows():
+    asked = PLUGIN.fuse_contracts(config=composed(SHARE))
+    targets = {one.target.rpartition(".")[2] for one in asked if isinstance(one, Function)}
+    assert {"prepare_model_inputs", "forward_backward_batch", "calculate_workload", "make_iterator"} <= {
+        target.rpartition(":")[2] for target in targets
+    }
+    assert set(asked) < set(PLUGIN.fuse_contracts(config=None))
+
+
 def test_a_sum_over_the_longest_response_needs_a_scale():
     mode = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
-    assert refused(SKIP, **mode) == {f"{ACTOR}.loss_scale_factor"}
+    assert refused(SKIP, **mode) == refused(SHARE, **mode) == {f"{ACTOR}.loss_scale_factor"}
     assert refused(SKIP, **mode, **{f"{ACTOR}.loss_scale_factor": 100}) == set()
 
 

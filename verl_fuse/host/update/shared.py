@@ -46,12 +46,12 @@ class PlacedPrompts(TrainerPart):
         return in_order(found, inverse(order))
 
     def _update(self, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        ordered, config = batch, self._trainer.config
-        if self._places and not config.actor_rollout_ref.actor.shuffle:
+        ordered = batch
+        if self._places and not self._trainer.config.actor_rollout_ref.actor.shuffle:
             cut, work, prompts = cut_of(self._trainer, "actor", packed=True), work_of(batch), prompts_of(batch)
             order = balanced(work, cut, prompts)
             ordered = in_order(batch, order)
-            if config.fuse.update.balance:
+            if self._trainer.settings.blocks["update"].balance:
                 metrics["fuse/actor_balance_saved"] = share_saved(work, order, cut, prompts)
         stock(ordered, metrics)
         self._count("update", "actor")
