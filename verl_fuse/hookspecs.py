@@ -83,7 +83,8 @@ class Trainer(Protocol):
         """Leave samples all advantages of which are 0 out of the actor's update, whose first mini-batch computes its
         old log-probs itself. `metrics` are those of all samples ("stock") or of those that are computed. `balance`:
         like `use_balanced_updates` in steps that leave no sample out, too. `short_pass`: the old log-prob pass for
-        other mini-batches leaves these samples out. `share`: samples are placed for `use_shared_prompts`.
+        other mini-batches leaves these samples out. `share`: samples are placed so that those of a prompt are on one
+        rank.
         `fuse_worker_class` must have returned the workers of such an update."""
 
     def use_balanced_updates(self, models: Sequence[Literal["actor", "critic"]]) -> None:
@@ -95,10 +96,11 @@ class Trainer(Protocol):
         `fuse_worker_class` must have returned such workers."""
         ...
 
-    def use_shared_prompts(self, places_update: bool) -> None:
+    def use_shared_prompts(self, places_update: bool, balance: bool) -> None:
         """Place samples of a prompt on one data-parallel rank, within mini-batches in the actor's update (if
         `places_update`: no other feature places its samples), over the whole batch in the passes for old and reference
-        log-probs. `fuse_worker_class` must have returned workers that compute each prompt once."""
+        log-probs. `balance`: the update's order says what it saves, as `use_balanced_updates` does. `fuse_worker_class`
+        must have returned workers that compute each prompt once."""
 
     def use_own_values(self) -> None:
         """Update the critic where verl computes values: the first mini-batch's own forward pass computes its values.

@@ -18,7 +18,7 @@ from verl_fuse.spec.timeline import (
 if TYPE_CHECKING:
     from verl_fuse.simulate.recorded import Recording, Saving
 
-# A prompt limit below this part of the response limit saves less than it costs to place the samples.
+# With a prompt limit below this part of the response limit there is little to share; no run was measured there.
 SHORT = 8
 _COMPUTED: Mapping[PresetName, Mapping[str, Any]] = {"safe": {}, "fast": {"update.metrics": "computed"}}
 

@@ -109,7 +109,8 @@ class UpdatePlugin:
             trainer.use_balanced_updates(balanced_models(getter(trainer.config), share))
 
         if share:
-            trainer.use_shared_prompts(places_update=not switched_on(getter(trainer.config)))
+            placed = bool(switched_on(getter(trainer.config)))
+            trainer.use_shared_prompts(places_update=not placed, balance=bool(block.balance))
 
     def _require_memory(self, trainer: Trainer) -> None:
         ranks = trainer.training_memory()["actor"]

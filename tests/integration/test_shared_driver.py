@@ -56,13 +56,12 @@ def part(
 
     trainer = SimpleNamespace(
         config=OmegaConf.create(config),
-        settings=SimpleNamespace(blocks={"update": SimpleNamespace(balance=balance)}),
         global_steps=3,
         ref_in_actor=ref_in_actor,
         actor_rollout_wg=workers("actor's"),
         ref_policy_wg=workers("reference's"),
     )
-    made = PlacedPrompts(trainer, places)
+    made = PlacedPrompts(trainer, places, balance)
     made.asked = asked
     return made
 

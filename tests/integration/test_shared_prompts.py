@@ -1,5 +1,5 @@
 """With prompts computed once an actor is stock verl's: log-probs, entropies, losses, gradient norms, parameters and
-Adam's moments, with real workers of two ranks; and each model that may share computes the same as without.
+Adam's moments, with real workers of two ranks.
 
 Shows the invariants in the docstrings of verl_fuse/host/sharing/.
 """

@@ -627,7 +627,7 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
         assert not run.shares_prompts(), "one rank's model is as it was"
     run.use_own_values()
     run.use_lean_update(True, False, "computed")
-    run.use_shared_prompts(True)
+    run.use_shared_prompts(True, False)
     assert [type(part).__name__ for part in trainer.parts[-3:]] == ["CriticFirst", "LeanUpdates", "PlacedPrompts"]
 
 

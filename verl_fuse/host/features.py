@@ -128,10 +128,11 @@ class Features:
         lane, group = self._trainer.lane, self._trainer.actor_rollout_wg
         return all(lane.wait(lane.submit(group.shares_prompts, "shares_prompts"), "shares_prompts"))
 
-    def use_shared_prompts(self, places_update: bool) -> None:
+    def use_shared_prompts(self, places_update: bool, balance: bool) -> None:
         """Place samples of a prompt on one rank in the passes for log-probs and, with `places_update`, in the actor's
-        update. The actor's workers must be of the class that host/sharing/engine.py makes."""
-        self._trainer.parts.append(PlacedPrompts(self._trainer, places_update))
+        update; `balance`: it says what its order saves. The actor's workers must be of the class that
+        host/sharing/engine.py makes."""
+        self._trainer.parts.append(PlacedPrompts(self._trainer, places_update, balance))
 
     def use_own_values(self) -> None:
         """Update the critic where verl computes values: the first mini-batch's own forward pass computes its values.

@@ -1,8 +1,9 @@
-"""External module for test runs (VERL_USE_EXTERNAL_MODULES): engines hold each response at a length until the driver
-has seen what the step is for, so that no speed of a machine decides whether there is time for it.
+"""External module for test runs (VERL_USE_EXTERNAL_MODULES): from a length on engines compute at most one token of each
+response in `PASS` seconds, until the driver has seen what the step is for.
 
-In the step of $KILL_ENGINE all responses wait for the kill of an engine (killed_engine.py, to be named before this
-module), in every other step for the move of the tail. What they wait at is in $STEP_RECORD_DIR/held while they do.
+In the step of $KILL_ENGINE that is the kill of an engine (killed_engine.py, to be named after this module), in every
+other step the move of the tail. The length is in $STEP_RECORD_DIR/held meanwhile. An engine of a run without
+$KILL_ENGINE, which has imported this module with kv_store.py, is not slowed.
 """
 
 import functools
@@ -20,6 +21,8 @@ PASS = 0.5
 
 def hold(tokens):
     """Runs in an engine before each pass, of which the longest request has so many tokens with its prompt."""
+    if "KILL_ENGINE" not in os.environ:
+        return
     until = time.monotonic() + PASS
     while time.monotonic() < until and tokens >= _limit():
         time.sleep(0.005)

@@ -80,35 +80,31 @@ def test_rows_of_a_prompt_stay_together_as_long_as_a_micro_batch_holds_them(seed
         shared = {group: draw.randint(0, 20) for group in groups}
         lengths = [shared[group] + draw.randint(1, 15) for group in groups]
         ranks.append((lengths, [(group, shared[group]) for group in groups]))
-    found = all_ranks(lambda rank, largest: by_tokens(rank[0], 60, largest, prompts=rank[1]), *ranks)
+    found = all_ranks(lambda rank, largest: by_tokens(rank[0], 60, largest, prompts=rank[1], keys=4), *ranks)
     assert len({len(parts) for parts in found}) == 1
     for (lengths, prompts), parts in zip(ranks, found, strict=True):
         assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
         assert all(computed(lengths, prompts, part) <= 60 or len(part) == 1 for part in parts)
-        groups = {group for group, _ in prompts}
-        if len(groups) >= len(parts):
-            homes = {
-                group: {at for at, part in enumerate(parts) for row in part if prompts[row][0] == group}
-                for group in groups
-            }
-            fits = {
-                group: computed(lengths, prompts, [row for row, (one, _) in enumerate(prompts) if one == group]) <= 60
-                for group in groups
-            }
-            assert all(len(homes[group]) == 1 for group in groups if fits[group] and all(fits.values()))
+        groups = {group: [row for row, (one, _) in enumerate(prompts) if one == group] for group, _ in prompts}
+        if len(groups) >= len(parts) and all(computed(lengths, prompts, rows) <= 60 for rows in groups.values()):
+            assert all(any(set(rows) <= set(part) for part in parts) for rows in groups.values())
 
 
 def test_a_group_above_the_limit_is_split_and_each_part_has_its_prompt():
     lengths, prompts = [30] * 4, [(7, 20)] * 4
-    assert by_tokens(lengths, 60, lambda number: number, prompts=prompts) == [[0, 1, 2, 3]]
-    assert sorted(by_tokens(lengths, 59, lambda number: number, prompts=prompts)) == [[0, 1], [2, 3]]
-    larger = by_tokens(lengths, 29, lambda number: number, prompts=prompts)
+
+    def split(most: int) -> list[list[int]]:
+        return by_tokens(lengths, most, lambda number: number, prompts=prompts, keys=4)
+
+    assert split(60) == [[0, 1, 2, 3]]
+    assert sorted(split(59)) == [[0, 1], [2, 3]]
+    larger = split(29)
     assert sorted(filter(None, larger)) == [[0], [1], [2], [3]], "a row alone is larger than that"
 
 
 def test_a_rank_with_one_group_cuts_it_where_another_rank_needs_more_micro_batches():
     one, other = ([12] * 4, [(0, 10)] * 4), ([40, 40, 40], [(0, 1), (1, 1), (2, 1)])
-    found = all_ranks(lambda rank, largest: by_tokens(rank[0], 40, largest, prompts=rank[1]), one, other)
+    found = all_ranks(lambda rank, largest: by_tokens(rank[0], 40, largest, prompts=rank[1], keys=4), one, other)
     assert [len(parts) for parts in found] == [3, 3]
     assert all(found[0]), "no rank is without rows as long as it has as many"
 
@@ -116,5 +112,10 @@ def test_a_rank_with_one_group_cuts_it_where_another_rank_needs_more_micro_batch
 def test_gathered_keys_bound_a_micro_batch_as_well():
     # 16 rows of 100 tokens, of which 99 are shared: 115 tokens are computed, for 1600 keys.
     lengths, prompts = [100] * 16, [(0, 99)] * 16
-    assert len(by_tokens(lengths, 400, lambda number: number, prompts=prompts)) == 1
-    assert [len(part) for part in by_tokens(lengths, 399, lambda number: number, prompts=prompts)] == [8, 8]
+
+    def rows(most: int, keys: int) -> list[int]:
+        return [len(part) for part in by_tokens(lengths, most, lambda number: number, prompts=prompts, keys=keys)]
+
+    assert rows(400, 4) == [16]
+    assert rows(399, 4) == [8, 8]
+    assert rows(400, 1) == [4, 4, 4, 4], "no more than of rows that share nothing"

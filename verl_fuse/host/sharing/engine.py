@@ -5,8 +5,8 @@ them; both come back as verl has them, with a value for each token of each sampl
 
 Invariants (tests/integration/test_shared_prompts.py):
 - log-probs, entropies, losses, gradients and parameters are verl's, up to rounding;
-- with dynamic batch sizes, rows of a prompt are in one micro-batch, as long as it holds them and this rank needs no
-  more of them than it has prompts;
+- with dynamic batch sizes, rows of a prompt are in one micro-batch, unless they exceed its limit, or this rank has
+  fewer prompts than micro-batches;
 - rows with prompts of the same tokens share, whatever uid they have.
 """
 
@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tensordict import NonTensorData, TensorDict
 from transformers import PreTrainedModel
 from verl.single_controller.base.decorator import Dispatch, register
@@ -28,12 +27,15 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.sharing.attention import FLASH, NAME
-from verl_fuse.host.sharing.micro_batches import by_tokens
-from verl_fuse.host.sharing.plan import GROUP_FIELD, SharedPlan, prompt_groups, row_prompts, shared_tokens
+from verl_fuse.host.sharing.micro_batches import by_tokens, largest_of
+from verl_fuse.host.sharing.plan import GROUP_FIELD, KEYS_FIELD, SharedPlan, prompt_groups, row_prompts, shared_tokens
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "fuse.update.share_prompts"
+# How many times the limit of a micro-batch its whole rows may have, where one layer at a time has gathered their keys
+# and values.
+KEYS = 4
 # Models of transformers whose attention takes all of a call's arguments, and whose layers are of each token alone
 # otherwise.
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma2", "gemma3_text")
@@ -45,21 +47,24 @@ _split = _module.prepare_micro_batches
 class SharedPrompts(FSDPEngineWithLMHead):
     """verl's engine with prompts that are computed once."""
 
-    # The attention that the model was built with.
     _kernel: str
+    _recomputes: bool
     # Tokens of prompts: in the rows since these were last asked for, and those of them that were computed.
     _prompt_tokens: tuple[int, int]
     # Of the micro-batch that is computed.
     _plan: SharedPlan
     _compact: TensorDict
 
-    def share(self, kernel: str) -> None:
-        """Begin, with a model that was built with the attention `kernel`."""
-        self._kernel, self._prompt_tokens = kernel, (0, 0)
+    def share(self, kernel: str, recomputes: bool) -> None:
+        """Begin, with a model that was built with the attention `kernel`; `recomputes`: its layers keep nothing for the
+        backward pass."""
+        self._kernel, self._recomputes, self._prompt_tokens = kernel, recomputes, (0, 0)
 
     def forward_backward_batch(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute a batch as verl does, in micro-batches that keep rows of a prompt together."""
+        forward_only = kwargs.get("forward_only", args[1] if len(args) > 1 else False)
         data[GROUP_FIELD] = prompt_groups(data)
+        assign_non_tensor(data, **{KEYS_FIELD: KEYS if forward_only or self._recomputes else 1})
         stock: Any = super()
         with self._whole_groups(data):
             return stock.forward_backward_batch(data, *args, **kwargs)
@@ -79,16 +84,12 @@ class SharedPrompts(FSDPEngineWithLMHead):
             _module.prepare_micro_batches = _split
 
     def _by_prompts(self, data: Any, dp_group: Any = None, **request: Any) -> tuple[list[Any], list[list[int]]]:
-        def largest(number: int) -> int:
-            found = torch.tensor([number], device=get_device_name())
-            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=dp_group)
-            return int(found.item())
-
         lengths, most = data["input_ids"].offsets().diff().tolist(), data["max_token_len_per_gpu"]
         if max(lengths) > most:
             # verl's assertion names the numbers.
             return _split(data, dp_group=dp_group, **request)
-        parts = by_tokens(lengths, most, largest, prompts=row_prompts(data))
+        keys: Any = get_non_tensor_data(data, KEYS_FIELD, default=1)
+        parts = by_tokens(lengths, most, largest_of(dp_group), prompts=row_prompts(data), keys=keys)
         return [index_select_tensor_dict(data, part) for part in parts], parts
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -159,26 +160,30 @@ def share_prompts(engine: Any, strict: bool) -> None:
             raise FuseError(f"{SWITCH}=true: not with {found}; false computes each sample's prompt")
         logger.warning("%s=true: without effect with %s: each sample's prompt is computed", SWITCH, found)
         return
-    config = _model(engine).config
+    model = _model(engine)
+    config = model.config
     kernel, config._attn_implementation = config._attn_implementation, NAME
     engine.__class__ = type(f"SharedPrompts{type(engine).__name__}", (SharedPrompts, type(engine)), {})
-    engine.share(kernel)
+    engine.share(kernel, model.is_gradient_checkpointing)
 
 
-def _model(engine: Any) -> PreTrainedModel:
-    """Return the outermost model of transformers, under FSDP and adapters."""
-    return next(part for part in engine.module.modules() if isinstance(part, PreTrainedModel))
+def _model(engine: Any) -> Any:
+    """Return the outermost model of transformers, under FSDP and adapters; None where there is none."""
+    return next((part for part in engine.module.modules() if isinstance(part, PreTrainedModel)), None)
 
 
 def _unfit(engine: Any) -> Iterator[str]:
     kinds = [kind for kind in type(engine).__mro__ if "prepare_model_inputs" in vars(kind)]
-    if not kinds or kinds[-1] is not FSDPEngineWithLMHead or any(_of_verl(kind) for kind in kinds[:-1]):
+    # Classes on top of verl's are this project's.
+    if next((kind for kind in kinds if kind.__module__.startswith("verl.")), None) is not FSDPEngineWithLMHead:
         yield f"the engine {type(engine).__name__}"
         return
     for name in ("use_ulysses_sp", "pad_to_length"):
         if getattr(engine, name, False):
             yield f"{name}=true of its engine"
-    model = _model(engine)
+    if (model := _model(engine)) is None:
+        yield "a model that is none of transformers"
+        return
     config, kernel = model.config, str(model.config._attn_implementation)
     if config.model_type not in MODEL_TYPES or not _of_transformers(model):
         yield f"a model of type {config.model_type} ({type(model).__module__}): {', '.join(MODEL_TYPES)} were run"
@@ -202,10 +207,6 @@ def _of_transformers(model: PreTrainedModel) -> bool:
     kinds = [kind for kind in type(model).__mro__ if issubclass(kind, PreTrainedModel)]
     code = next(kind for kind in kinds if not kind.__module__.startswith("torch."))
     return code.__module__.startswith("transformers.models.")
-
-
-def _of_verl(kind: type) -> bool:
-    return kind.__module__.split(".")[0] == "verl"
 
 
 def shared_prompts_worker_class(base: type, strict: bool) -> type:

@@ -5,24 +5,24 @@ Invariants (tests/unit/host/test_sharing_micro_batches.py, tests/integration/tes
 tests/integration/test_shared_prompts.py):
 - every row is in exactly one micro-batch;
 - no micro-batch is larger than the run's configuration allows, in rows or, with dynamic batch sizes, in tokens that are
-  computed, except for a single row; its whole rows have at most `KEYS` times as many;
+  computed, except for a single row; the lengths of its rows, prompts counted for each, sum to `keys` times that at
+  most;
 - all ranks have the same number, at least one: a rank that has fewer rows than that gets empty ones.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from verl.utils.device import get_device_name
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 # The largest of a number over all ranks, agreed on by all of them.
 Largest = Callable[[int], int]
 # Of each row: its prompt's number, and the tokens that rows of this number share.
 Prompts = Sequence[tuple[int, int]]
-# A branch's keys are gathered with those of its prompt: whole rows bound the memory of attention.
-KEYS = 4
 
 
 def by_rows(count: int, most: int, largest: Largest, multiple: int = 1) -> list[list[int]]:
@@ -34,29 +34,35 @@ def by_rows(count: int, most: int, largest: Largest, multiple: int = 1) -> list[
 
 
 def by_tokens(
-    lengths: Sequence[int], most: int, largest: Largest, multiple: int = 1, prompts: Prompts | None = None
+    lengths: Sequence[int],
+    most: int,
+    largest: Largest,
+    multiple: int = 1,
+    prompts: Prompts | None = None,
+    keys: int = 1,
 ) -> list[list[int]]:
     """Split rows of these lengths, at most `most` tokens in each micro-batch, into micro-batches of about the same
-    work. With `prompts`, the tokens that rows share are computed once in each micro-batch."""
-    sizes = _Sizes(lengths, prompts or [(row, 0) for row in range(len(lengths))])
-    units = [part for unit in sizes.groups() for part in _fitting(unit, partial(sizes.fit, most=most))]
-    least = max(-(-sum(map(sizes.tokens, units)) // most), -(-sum(lengths) // (KEYS * most)))
+    work. With `prompts`, the tokens that rows share are computed once in each micro-batch, whose whole rows have at
+    most `keys` times `most` tokens: attention gathers a prompt's keys for each of its rows."""
+    sizes = _Sizes(lengths, prompts or [(row, 0) for row in range(len(lengths))], most, keys)
+    units = [part for unit in sizes.groups() for part in _fitting(unit, sizes.fit)]
+    least = max(-(-sum(map(sizes.tokens, units)) // most), -(-sum(lengths) // (keys * most)))
     number = _rounded(largest(least), multiple)
     while True:
         units = _at_least(number, units, sizes.work)
         parts = _balanced(units, number, sizes.work)
         # Whole units do not fill micro-batches evenly: more of them may be needed, on any rank.
-        fits = all(sizes.fit(part, most) for part in parts)
+        fits = all(map(sizes.fit, parts))
         if not largest(int(not fits)):
             return parts
         number += multiple
 
 
 class _Sizes:
-    """How much rows are together."""
+    """How much rows are together, and whether that is too much for a micro-batch."""
 
-    def __init__(self, lengths: Sequence[int], prompts: Prompts) -> None:
-        self._lengths, self._prompts = lengths, prompts
+    def __init__(self, lengths: Sequence[int], prompts: Prompts, most: int, keys: int) -> None:
+        self._lengths, self._prompts, self._most, self._keys = lengths, prompts, most, keys
         shared = [tokens for _, tokens in prompts]
         self._work, self._saved = (calculate_workload(torch.tensor(each)).tolist() for each in (lengths, shared))
 
@@ -71,10 +77,10 @@ class _Sizes:
         """Return the tokens that are computed for these rows."""
         return sum(self._lengths[row] for row in rows) - sum(self._prompts[row][1] for row in self._copies(rows))
 
-    def fit(self, rows: Sequence[int], most: int) -> bool:
-        """Tell whether a micro-batch of at most `most` computed tokens holds these rows; it always holds one."""
+    def fit(self, rows: Sequence[int]) -> bool:
+        """Tell whether a micro-batch holds these rows; it always holds one."""
         whole = sum(self._lengths[row] for row in rows)
-        return len(rows) == 1 or (self.tokens(rows) <= most and whole <= KEYS * most)
+        return len(rows) == 1 or (self.tokens(rows) <= self._most and whole <= self._keys * self._most)
 
     def work(self, rows: Sequence[int]) -> int:
         """Return their work, as verl counts it."""
@@ -116,6 +122,17 @@ def _balanced(units: list[list[int]], number: int, work: Callable[[list[int]], i
         found: Any = get_seqlen_balanced_partitions([work(unit) for unit in units], filled, equal_size=False)
         parts = [sorted(row for one in part for row in units[one]) for part in found]
     return parts + [[] for _ in range(number - filled)]
+
+
+def largest_of(group: Any) -> Largest:
+    """Return how the ranks of a process group agree on the largest of a number."""
+
+    def largest(number: int) -> int:
+        found = torch.tensor([number], device=get_device_name())
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+        return int(found.item())
+
+    return largest
 
 
 def _rounded(number: int, multiple: int) -> int:

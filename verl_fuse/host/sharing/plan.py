@@ -6,8 +6,8 @@ response. A branch begins with the token before the response, so that verl's lab
 per token) hold in each computed row as they do in a whole one.
 
 Invariants (tests/unit/host/test_shared_plan.py):
-- a row of one sample is cut into prompt and branch, too: what is computed for a row does not depend on the other rows
-  of its micro-batch;
+- a row of one sample is cut into prompt and branch, too: attention reads the same segments of a row whatever its
+  neighbours in a micro-batch;
 - each token of each row has one computed token, of the same value at the same position;
 - a branch sees its prompt and itself, and no other branch.
 """
@@ -20,6 +20,8 @@ import torch
 
 # Marks the rows of one prompt in a batch: a number for each row.
 GROUP_FIELD = "verl_fuse_prompt"
+# Tells how many times the limit of a micro-batch its whole rows may have: the memory of gathered keys and values.
+KEYS_FIELD = "verl_fuse_keys"
 
 
 class SharedPlan:

@@ -22,10 +22,11 @@ Pass = Literal["old_log_prob", "ref"]
 
 
 class PlacedPrompts(TrainerPart):
-    """The passes and, if it `places` them, the updates of an actor whose workers compute each prompt once."""
+    """The passes and, if it `places` them, the updates of an actor whose workers compute each prompt once. `balance`:
+    the order of an update says how much work it saves."""
 
-    def __init__(self, trainer: Any, places: bool) -> None:
-        self._trainer, self._places = trainer, places
+    def __init__(self, trainer: Any, places: bool, balance: bool) -> None:
+        self._trainer, self._places, self._balance = trainer, places, balance
         # Of this step, by pass or update: tokens of prompts, and those of them that were computed.
         self._step, self._tokens = -1, dict[str, tuple[int, int]]()
         self.metrics: dict[str, float] = {}
@@ -51,7 +52,7 @@ class PlacedPrompts(TrainerPart):
             cut, work, prompts = cut_of(self._trainer, "actor", packed=True), work_of(batch), prompts_of(batch)
             order = balanced(work, cut, prompts)
             ordered = in_order(batch, order)
-            if self._trainer.settings.blocks["update"].balance:
+            if self._balance:
                 metrics["fuse/actor_balance_saved"] = share_saved(work, order, cut, prompts)
         stock(ordered, metrics)
         self._count("update", "actor")

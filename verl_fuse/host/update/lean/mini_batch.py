@@ -29,8 +29,8 @@ from verl.utils.py_functional import append_to_dict
 from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
 from verl.workers.utils.padding import response_from_nested
 
-from verl_fuse.host.sharing.micro_batches import by_rows, by_tokens
-from verl_fuse.host.sharing.plan import row_prompts
+from verl_fuse.host.sharing.micro_batches import by_rows, by_tokens, largest_of
+from verl_fuse.host.sharing.plan import KEYS_FIELD, row_prompts
 from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD, LeanOptions
 from verl_fuse.host.update.lean.rows import Outputs, lengths, nested, selected, without_weight
 from verl_fuse.host.upstream.advantages import has_gradient
@@ -50,6 +50,7 @@ class LeanMiniBatch:
         self._engine, self._data, self._options, self._loss = engine, data, options, loss
         self._fresh, self._first = fresh and not options.bypass, first or {}
         self._group = engine.get_data_parallel_group()
+        self._largest = largest_of(self._group)
         self.own = options.skip_old_log_prob and fresh
         self._entropy = bool(get_non_tensor_data(data, "calculate_entropy", default=False))
         short, every = options.skip_old_log_prob and options.short_pass, [True] * len(data)
@@ -110,7 +111,8 @@ class LeanMiniBatch:
             most = data["max_token_len_per_gpu"] * get_non_tensor_data(data, "sp_size", default=1)
             prompts = row_prompts(data)
             chosen = [prompts[row] for row in rows] if prompts else None
-            parts = by_tokens([mine[row] for row in rows], most, self._largest, multiple, chosen)
+            keys: Any = get_non_tensor_data(data, KEYS_FIELD, default=1)
+            parts = by_tokens([mine[row] for row in rows], most, self._largest, multiple, chosen, keys)
         else:
             parts = by_rows(len(rows), data["micro_batch_size_per_gpu"], self._largest, multiple)
         shortest = min(range(len(mine)), key=mine.__getitem__)
@@ -187,11 +189,6 @@ class LeanMiniBatch:
                 other = own
             found.append(other.to(passed[0].dtype))
         return nested(found)
-
-    def _largest(self, number: int) -> int:
-        found = torch.tensor([number], device=get_device_name())
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
-        return int(found.item())
 
     # -- metrics
 
