@@ -24,7 +24,14 @@ COMMON = (
     f"{ROLLOUT}.tensor_model_parallel_size=2",
     "trainer.n_gpus_per_node=8",
 )
-ON = ["interstage.enabled", "elastic.enabled", "update.skip_zero_gradient", "update.balance", "update.response_logits"]
+ON = [
+    "interstage.enabled",
+    "elastic.enabled",
+    "update.skip_zero_gradient",
+    "update.balance",
+    "update.share_prompts",
+    "update.response_logits",
+]
 ONE_BATCH = (f"{ACTOR}.ppo_mini_batch_size=256",)
 ONE_REPLICA = ("trainer.n_gpus_per_node=2",)
 KL = f"{ACTOR}.use_kl_loss=true"
@@ -38,6 +45,7 @@ TRIED = {
     "update.skip_zero_gradient",
     "update.skip_values",
     "update.balance",
+    "update.share_prompts",
     "update.response_logits",
 }
 RUN = "python3 -m verl.trainer.main_ppo"
@@ -229,6 +237,7 @@ def test_a_script_is_read_with_its_own_arguments(found, said, tmp_path: Path, mo
         "elastic.enabled",
         "update.skip_old_log_prob",
         "update.skip_zero_gradient",
+        "update.share_prompts",
         "update.response_logits",
     ]
     monkeypatch.setenv("GPUS", "2")

@@ -65,6 +65,7 @@ def trainer(composed, monkeypatch):
         critic_wg=group(train=4),
         processor=None,
         lane="lane",
+        call=lambda stage, stock, batch, metrics: (stage, stock, batch, metrics),
         llm_server_manager="manager",
         checkpoint_manager="checkpoints",
         devices=devices,
@@ -80,7 +81,11 @@ def test_each_stage_has_the_ranks_and_the_micro_batches_of_its_model(trainer, in
     found = assembly.sample_inference(trainer, STOCK)
     assert found._multiples == {"old_log_prob": 2 * 4, "ref": reference, "values": 4 * 6}
     assert found._dp_size == 4, "rows are spread over the ranks of the widest"
-    assert found._calls == {"old_log_prob": "old", "ref": "ref", "values": "values"}
+    # Each goes through the trainer's parts.
+    assert {stage: call("batch", {}) for stage, call in found._calls.items()} == {
+        stage: (stage, stock, "batch", {})
+        for stage, stock in (("old_log_prob", "old"), ("ref", "ref"), ("values", "values"))
+    }
 
 
 def test_a_batch_of_a_slice_fits_the_micro_batches_of_all_models(trainer, monkeypatch):
