@@ -84,8 +84,7 @@ class Trainer(Protocol):
         old log-probs itself. `metrics` are those of all samples ("stock") or of those that are computed. `balance`:
         like `use_balanced_updates` in steps that leave no sample out, too. `short_pass`: the old log-prob pass for
         other mini-batches leaves these samples out. `share`: samples are placed so that those of a prompt are on one
-        rank.
-        `fuse_worker_class` must have returned the workers of such an update."""
+        rank. `fuse_worker_class` must have returned the workers of such an update."""
 
     def use_balanced_updates(self, models: Sequence[Literal["actor", "critic"]]) -> None:
         """Balance the updates of these models over the data-parallel ranks within each mini-batch, whose samples stay

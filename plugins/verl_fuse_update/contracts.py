@@ -231,7 +231,7 @@ RESPONSES_CONTRACTS: tuple[Contract, ...] = (
 # puts outputs back in their order.
 SHARED_CONTRACTS: tuple[Contract, ...] = (
     *BALANCE_CONTRACTS,
-    *(contract for contract in RESPONSES_CONTRACTS if isinstance(contract, (Function, ConfigGroup))),
+    *RESPONSES_CONTRACTS,
     Function(
         f"{FSDP_ENGINE}.forward_backward_batch", "(self, data, loss_function, forward_only=False)", "c79ef041c2bf7a37"
     ),
@@ -239,15 +239,10 @@ SHARED_CONTRACTS: tuple[Contract, ...] = (
     Function("verl.utils.tensordict_utils:index_select_tensor_dict", "(batch, indices)", "eb6e05d4bf275a38"),
     Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)", "55bc5e28e0751e16"),
     # These keys are required, or refused (refusals.py).
-    ConfigKey("verl/trainer/config/distillation/distillation.yaml", "enabled", False),
-    ConfigKey(MODEL_YAML, "use_fused_kernels", False),
-    ConfigKey(MODEL_YAML, "use_liger", False),
-    ConfigKey(MODEL_YAML, "mtp.enable", object),
     ConfigKey(MODEL_YAML, "lora.dropout", 0.0),
     ConfigKey(MODEL_YAML, "override_config", object),
     ConfigKey(ACTOR_YAML, "policy_loss.loss_mode", "vanilla"),
     ConfigKey(CORRECTION_YAML, "rollout_is_batch_normalize", False),
-    ConfigKey(FSDP_YAML, "qat.enable", object),
     ConfigKey(FSDP_YAML, "pad_to_length", object),
     ConfigKey(FSDP_YAML, "ulysses_sequence_parallel_size", object),
 )

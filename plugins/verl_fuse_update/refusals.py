@@ -164,14 +164,11 @@ _OFF_WITH_RESPONSES: dict[str, tuple[Any, str]] = {
 
 _FLASH = ("flash_attention_2", "flash_attention_3")
 # These settings must be off where prompts are computed once: each with its value then, and the reason.
-_OFF_WITH_SHARED: dict[str, tuple[Any, str]] = {
+_OFF_WITH_SHARED: dict[str, tuple[Any, str]] = _OFF_WITH_RESPONSES | {
     "fuse.pipeline.enabled": (False, "false: a fused update is of Megatron's models"),
     "fuse.update.stream": (False, "false: streamed calls were not run"),
-    "distillation.enabled": (False, "false: its losses read logits themselves"),
     f"{CORRECTION}.rollout_is_batch_normalize": (False, "false: weights are of a micro-batch's samples together"),
     f"{MODEL}.use_fused_kernels": (False, "false: fused kernels drop the layout of the rows"),
-    f"{MODEL}.use_liger": (False, "false: liger's forward passes were not run"),
-    f"{MODEL}.mtp.enable": (False, "false: further heads were not run"),
     f"{MODEL}.lora.dropout": (0.0, "0.0: samples would share what is dropped of their prompt"),
     **{
         f"{MODEL}.override_config.{name}": (0.0, "0.0: samples would share what is dropped of their prompt")

@@ -49,6 +49,19 @@ def forks() -> Iterator[dict[str, str]]:
         yield variables
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the actor of support/lean_engines.py; meanwhile ranks have the cpu platform. Tests of other models
+    have a fixture of their own."""
+    from lean_engines import write_model
+    from small_engines import cpu_server
+
+    folder = tmp_path_factory.mktemp("models")
+    with cpu_server():
+        write_model(folder)
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `verl-fuse plan` makes of WORKLOAD on two CPU devices."""

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from lean_engines import KL, Arm, compared, resumed, write_model
-from small_engines import Ranks, cpu_server
+from lean_engines import KL, Arm, compared, resumed
+from small_engines import Ranks
 
 from verl_fuse_update.losses import ROW_LOSSES
 
@@ -39,15 +39,6 @@ ENGINES = ("fsdp", "fsdp2", "megatron pp1", pytest.param("megatron pp2", marks=L
 SPLITS: dict[str, dict[str, Any]] = {"rows": {"micro_batch": 4}, "tokens": {"tokens": 40}}
 # More of them, where a gradient close to zero, of which Adam makes a whole step, decides how far parameters come apart.
 MORE: dict[str, dict[str, Any]] = {"single rows": {"micro_batch": 1}, "more tokens": {"tokens": 70}}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The model's folder; meanwhile ranks have the cpu platform."""
-    folder = tmp_path_factory.mktemp("models")
-    with cpu_server():
-        write_model(folder)
-        yield folder
 
 
 @pytest.fixture(scope="module", params=ENGINES)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from lean_engines import KL, SAMPLES, Arm, compared, passes, refused_models, write_model
-from small_engines import Ranks, cpu_server
+from lean_engines import KL, SAMPLES, Arm, compared, passes, refused_models
+from small_engines import Ranks
 
 pytest.importorskip("verl")
 pytestmark = pytest.mark.integration
@@ -44,15 +44,6 @@ CASES = [
 ]
 # Relative differences (l2) of float32, and of log-probs: verl's own splits into micro-batches differ by up to 2e-5.
 ROUNDING = 1e-6
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The model's folder; meanwhile ranks have the cpu platform."""
-    folder = tmp_path_factory.mktemp("models")
-    with cpu_server():
-        write_model(folder)
-        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -153,6 +153,18 @@ def test_copies_and_models_have_logits_of_responses_alone(composed: dict, plain:
     assert max(furthest([plain[field][0], found[field][0]]) for field in found) < 1e-6
 
 
+def test_copies_and_models_compute_each_prompt_once(composed: dict, plain: dict):
+    tokens = [
+        f"{ACTOR}.use_dynamic_bsz=true",
+        *(f"{node}.log_prob_use_dynamic_bsz=true" for node in (ROLLOUT, REF)),
+        *(f"{node}.log_prob_max_token_len_per_gpu=256" for node in (ROLLOUT, REF)),
+    ]
+    with Ranks(1) as rank:
+        found = rank.call(numbers, composed, tokens, True, True)[0]
+    assert {field: furthest(pairs) for field, pairs in found.items()} == dict.fromkeys(found, 0.0)
+    assert max(furthest([plain[field][0], found[field][0]]) for field in found) < 2e-6
+
+
 @pytest.mark.parametrize("case", SETTINGS)
 def test_a_copy_has_the_settings_of_its_own_model(rank: Ranks, composed: dict, plain: dict, case: str):
     check(rank.call(numbers, composed, SETTINGS[case])[0], plain, case)

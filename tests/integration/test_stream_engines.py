@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from lean_engines import KL, Arm, write_model
-from small_engines import Ranks, cpu_server
+from lean_engines import KL, Arm
+from small_engines import Ranks
 from stream_engines import Plan, compared, dropped, held_between
 
 from verl_fuse_update.losses import ROW_LOSSES
@@ -43,15 +43,6 @@ MORE: dict[str, dict[str, Any]] = {"single rows": {"micro_batch": 1}, "more toke
 # to other ranks as well, and divides gradients once more.
 TIMES = 8.0
 LOSS = 2.0**-22
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The model's folder; meanwhile ranks have the cpu platform."""
-    folder = tmp_path_factory.mktemp("models")
-    with cpu_server():
-        write_model(folder)
-        yield folder
 
 
 @pytest.fixture(scope="module", params=(2, pytest.param(4, marks=LONG)))

@@ -109,12 +109,17 @@ def configuration(folder: Path) -> dict[str, Any]:
 
 
 def numbers(
-    world: World, composed: dict[str, Any], overrides: Sequence[str], response_logits: bool = False
+    world: World,
+    composed: dict[str, Any],
+    overrides: Sequence[str],
+    response_logits: bool = False,
+    shared_prompts: bool = False,
 ) -> dict[str, list[Any]]:
     """Field -> (numbers of the model itself, through the calls of verl's workers; numbers of its copy), one
-    value per response token; with `response_logits` both have logits of responses alone."""
+    value per response token; with `response_logits` both have logits of responses alone, with `shared_prompts` both
+    compute each prompt once."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
-        return _numbers(_prepared(world, composed, overrides), response_logits)
+        return _numbers(_prepared(world, composed, overrides), response_logits, shared_prompts)
 
 
 def built(world: World, composed: dict[str, Any], stages: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -151,15 +156,17 @@ def settings(world: World) -> list[str]:
     return sorted(names - {"_target_"})
 
 
-def _numbers(config: Any, response_logits: bool) -> dict[str, list[Any]]:
+def _numbers(config: Any, response_logits: bool, shared_prompts: bool) -> dict[str, list[Any]]:
     import torch
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
     from verl_fuse.host.inference.response_logits import ResponseLogits, response_logits_worker_class
     from verl_fuse.host.inference.slice_models import build_models, compute
+    from verl_fuse.host.sharing.engine import SharedPrompts, shared_prompts_worker_class
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
 
     kind = response_logits_worker_class(ActorRolloutRefWorker, True) if response_logits else ActorRolloutRefWorker
+    kind = shared_prompts_worker_class(kind, True) if shared_prompts else kind
     of_critic = critic_of(config)
     # The value head is new.
     torch.manual_seed(0)
@@ -175,11 +182,12 @@ def _numbers(config: Any, response_logits: bool) -> dict[str, list[Any]]:
         with torch.no_grad():
             for parameter in own[stage].engine.module.parameters():
                 parameter.mul_(1.1)
-    copies = build_models(STAGES, config.actor_rollout_ref, of_critic, 1, response_logits)
+    copies = build_models(STAGES, config.actor_rollout_ref, of_critic, 1, response_logits, shared_prompts)
     assert all(copy.engine.optimizer is None for copy in copies.values()), "forward-only"
     for models in (own, copies):
-        found = {stage: isinstance(model.engine, ResponseLogits) for stage, model in models.items()}
-        assert found == {"old_log_prob": response_logits, "ref": response_logits, "values": False}
+        for kind, on in ((ResponseLogits, response_logits), (SharedPrompts, shared_prompts)):
+            found = {stage: isinstance(model.engine, kind) for stage, model in models.items()}
+            assert found == {"old_log_prob": on, "ref": on, "values": False}
     for stage in ("old_log_prob", "values"):
         load_parameters(copies[stage].engine, list(export_parameters(own[stage].engine)))
     calls = {
@@ -194,6 +202,10 @@ def _numbers(config: Any, response_logits: bool) -> dict[str, list[Any]]:
         assert fields is not None
         for name, of_model in mine.items():
             fields_of[name] = [[row.float().numpy() for row in of.unbind()] for of in (of_model, fields[name])]
+        if shared_prompts and stage != "values":
+            for model in (own[stage], copies[stage]):
+                prompts, computed = model.engine.take_prompt_tokens()
+                assert prompts - computed == LENGTHS[0][0] - 1, "two rows have the same prompt"
     return fields_of
 
 
@@ -325,6 +337,8 @@ def _batch() -> Any:
         return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
     prompts = [torch.randint(1, 90, (p,), generator=draw) for p, _ in LENGTHS]
+    # Two samples of a prompt.
+    prompts[-1] = prompts[0]
     responses = [torch.randint(1, 90, (r,), generator=draw) for _, r in LENGTHS]
     fields = {
         "prompts": nested(prompts),
