@@ -56,7 +56,8 @@ GENERATED = "verl_fuse/host/config/README.md"
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_cell_of_a_table_is_a_paragraph(page: str):
-    assert [cell for cell in tables((REPO / page).read_text()) if len(cell.split()) > 15] == []
+    words = {cell: [word for word in cell.split() if "=" not in word] for cell in tables((REPO / page).read_text())}
+    assert [cell for cell, said in words.items() if len(said) > 15] == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != GENERATED])

@@ -162,9 +162,9 @@ def test_make_hands_the_part_on(words: list[str], repo: Path):
     assert said.splitlines()[-1] == f'.venv/bin/python -m ci.long "{"5" if words else ""}"'
 
 
-@pytest.mark.parametrize("rows", ["0-3", "40-61", "3-2"])
+@pytest.mark.parametrize("rows", ["0-3", "40-68", "3-2"])
 def test_rows_that_the_table_does_not_have_are_refused(rows: str):
-    with pytest.raises(FuseError, match=rf"{ROWS}{rows}: the table of pairs has the rows 1 to 60"):
+    with pytest.raises(FuseError, match=rf"{ROWS}{rows}: the table of pairs has the rows 1 to 67"):
         selected(f"{PAIRS}{ROWS}{rows}")
 
 

@@ -4,9 +4,9 @@ verl's, in the same run.
 Agents `pairs` (pair_agent.py) and `pair_tools` (pair_tools.py) force the lengths. Before each advantage, verl's own
 stage methods compute the batch once more, with the same weights; before each update, verl's own update trains the same
 batch, and what it changed in models and optimizers is undone. Where the critic's update takes the place of values, all
-of verl's stages up to that update come before it. Where logits are of responses alone, verl's own computation has all
-of them. $STEP_RECORD_DIR/step_N.json holds what differs. In stock
-verl nothing is done but forcing lengths.
+of verl's stages up to that update come before it. Where logits are of responses alone, or prompts are computed once,
+verl's own computation has all of them. $STEP_RECORD_DIR/step_N.json holds what differs. In stock verl nothing is done
+but forcing lengths.
 """
 
 import functools
@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -26,6 +26,8 @@ from verl_fuse.host.upstream.on_import import on_import
 COMPUTED = ("old_log_probs", "ref_log_prob", "values", "advantages", "returns")
 CHANGED = (*COMPUTED, "entropy", "log_probs", "response_mask", "token_level_rewards", "rollout_is_weights")
 GAP = "training/rollout_probs_diff_max"
+# The classes of engines that are verl-fuse's, and their switches.
+CHANGED_ENGINES = {"SharedPrompts": "share_prompts", "ResponseLogits": "response_logits"}
 LEARNED = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm")
 
 
@@ -69,7 +71,7 @@ def _compare_inference(trainer: Any) -> None:
     def compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
         given = _stored(batch, CHANGED)
         copy, found = _again(batch), {}
-        with _all_logits(self):
+        with _as_built(self):
             PPOTrainer._compute_old_log_prob(self, copy, found)
             if self.use_reference_policy:
                 PPOTrainer._compute_ref_log_prob(self, copy, found)
@@ -164,7 +166,7 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
             return fused(self, batch, metrics)
         _on_ranks(self, model, keep)
         alone: dict[str, float] = {}
-        with _all_logits(self):
+        with _as_built(self):
             stock(self, _again(batch), alone)
         _on_ranks(self, model, undo)
         batch = fused(self, batch, metrics)
@@ -180,14 +182,14 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
 
 
 @contextmanager
-def _all_logits(trainer: Any) -> Iterator[None]:
-    """Meanwhile the actor's workers compute all logits; those that do so anyway where they should not are an error."""
-    if not trainer.settings.blocks["update"].response_logits:
-        yield
-        return
-    _on_ranks(trainer, "actor", compute_all)
+def _as_built(trainer: Any) -> Iterator[None]:
+    """Meanwhile the actor's workers compute all logits and each sample's prompt; those that do so anyway where they
+    should not are an error."""
+    block = trainer.settings.blocks["update"]
+    on = [name for name, switch in CHANGED_ENGINES.items() if getattr(block, switch)]
+    _on_ranks(trainer, "actor", functools.partial(build_again, on))
     yield
-    _on_ranks(trainer, "actor", compute_some)
+    _on_ranks(trainer, "actor", change_again)
 
 
 def _on_ranks(trainer: Any, model: str, work: Any) -> None:
@@ -253,20 +255,27 @@ def undo(worker: Any, model: str) -> None:
         group["lr"] = value
 
 
-def compute_all(worker: Any, model: str) -> None:
-    """On a rank: let policy and reference compute all logits, as verl built them."""
+def build_again(on: Sequence[str], worker: Any, model: str) -> None:
+    """On a rank: let policy and reference be verl's engines, as verl built them; they are changed by the classes `on`
+    until then."""
+    from transformers import PreTrainedModel
+
     actor = _actor(worker)
-    engines = [one.engine for one in (actor.actor, actor.ref) if one is not None]
-    worker._pair_classes = [(engine, type(engine)) for engine in engines]
-    for engine, kind in worker._pair_classes:
-        assert kind.__name__.startswith("ResponseLogits"), f"{kind.__name__} computes all logits"
-        engine.__class__ = kind.__bases__[1]
+    worker._pair_engines = []
+    for engine in [one.engine for one in (actor.actor, actor.ref) if one is not None]:
+        kind = type(engine)
+        changed = [name for name in CHANGED_ENGINES if any(base.__name__ == name for base in kind.__mro__)]
+        assert changed == list(on), f"{kind.__name__} is changed by {changed} in place of {on}"
+        config = next(part for part in engine.module.modules() if isinstance(part, PreTrainedModel)).config
+        worker._pair_engines.append((engine, kind, config, config._attn_implementation))
+        engine.__class__ = next(base for base in kind.__mro__ if base.__module__.startswith("verl."))
+        config._attn_implementation = getattr(engine, "_kernel", config._attn_implementation)
 
 
-def compute_some(worker: Any, model: str) -> None:
-    """On a rank: undo `compute_all`."""
-    for engine, kind in worker._pair_classes:
-        engine.__class__ = kind
+def change_again(worker: Any, model: str) -> None:
+    """On a rank: undo `build_again`."""
+    for engine, kind, config, attention in worker._pair_engines:
+        engine.__class__, config._attn_implementation = kind, attention
 
 
 def _engine(worker: Any, model: str) -> Any:

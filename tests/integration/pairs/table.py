@@ -164,10 +164,11 @@ FACTORS: Factors = {
     },
     "logits": {"all": Value(), "responses": Value({"fuse.update.response_logits": True})},
     "ranks": {"as they come": Value(), "balanced": Value({"fuse.update.balance": True})},
+    "prompts": {"each": Value(), "once": Value({"fuse.update.share_prompts": True})},
 }
 # Factors that joined the table after rows had run, by the time at which they did: the rows of all factors before them
 # stay, with their results, and further rows cover these.
-JOINED = (("placement", "critic"), ("logits",), ("ranks",))
+JOINED = (("placement", "critic"), ("logits",), ("ranks",), ("prompts",))
 LATER = tuple(name for group in JOINED for name in group)
 
 # Two factors' values that a run refuses together before it starts, and the key that its message names.
@@ -190,6 +191,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     ("algorithm", ("grpo", "grpo+kl", "dapo"), "critic", ("first",), "algorithm.adv_estimator"),
     ("placement", ("deferred",), "critic", ("first",), "fuse.placement.critic"),
     ("engine", ("fused kernels",), "logits", ("responses",), f"{MODEL}.use_fused_kernels"),
+    ("engine", ("fused kernels",), "prompts", ("once",), f"{MODEL}.use_fused_kernels"),
 )
 
 NAMES = {name: list(values) for name, values in FACTORS.items()}
@@ -207,6 +209,7 @@ FEATURES = (
     "critic",
     "logits",
     "ranks",
+    "prompts",
 )
 
 # What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
@@ -252,6 +255,7 @@ EVERYTHING: Row = {
     "critic": "first",
     "logits": "responses",
     "ranks": "balanced",
+    "prompts": "once",
 }
 
 # Values that are in no row, and why: what stock verl 0.9.1 cannot run without an accelerator, and other engines.

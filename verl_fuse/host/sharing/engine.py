@@ -175,7 +175,7 @@ def _model(engine: Any) -> Any:
 def _unfit(engine: Any) -> Iterator[str]:
     kinds = [kind for kind in type(engine).__mro__ if "prepare_model_inputs" in vars(kind)]
     # Classes on top of verl's are this project's.
-    if next((kind for kind in kinds if kind.__module__.startswith("verl.")), None) is not FSDPEngineWithLMHead:
+    if next((kind for kind in kinds if kind.__module__.partition(".")[0] == "verl"), None) is not FSDPEngineWithLMHead:
         yield f"the engine {type(engine).__name__}"
         return
     for name in ("use_ulysses_sp", "pad_to_length"):
