@@ -18,7 +18,7 @@ def _drafts(run: "Recording") -> "Saving":
     from verl_fuse.simulate.recorded import Saving, begin, fit_decode
 
     figures, acceptance = f"; {FIGURES}" if run.accelerator else "", run.options.acceptance
-    if run.drafted:
+    if "speculation" in run.on:
         return Saving("it was on: the replay decodes as fast as the run did with drafts" + figures)
     if acceptance is None:
         return Saving("no acceptance is known: --set acceptance=SHARE assumes one" + figures)

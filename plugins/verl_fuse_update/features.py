@@ -106,6 +106,27 @@ def _values(run: "Recording") -> "Saving":
     return _of_first(run, "critic", VALUES)
 
 
+def _shared_prompts(run: "Recording") -> "Saving":
+    """Seconds go with tokens; attention of a response to its prompt stays."""
+    from verl_fuse.simulate.recorded import Saving
+    from verl_fuse.simulate.shared_prompts import FEATURE, saved_share
+
+    if FEATURE in run.on:
+        return Saving("it was on: prompts were computed once")
+    saved, mini_batches = [], run.mini_batches.get("actor", 1)
+    for step in run.steps:
+        if step.group is None:
+            return Saving("the run does not say which samples are of one prompt")
+        if len({*zip(step.group.tolist(), step.prompt.tolist(), strict=True)}) > len({*step.group.tolist()}):
+            return Saving("samples have several turns: requests do not say which of their tokens are the prompt's")
+        update, passes = (saved_share(step.group, step.prompt, step.response, number) for number in (mini_batches, 1))
+        saved.append(
+            (update, passes, update * step.total([UPDATE_ACTOR]) + passes * step.total([OLD_LOG_PROB, REF_LOG_PROB]))
+        )
+    update, passes, seconds = (sum(each) / len(saved) for each in zip(*saved, strict=True))
+    return Saving(f"{update:.0%} of the tokens of the update, {passes:.0%} of a pass are such copies", seconds)
+
+
 def _stream(run: "Recording") -> "Saving":
     """Replicas that are done are released, and the update in copies takes as long as the recorded one."""
     from verl_fuse.simulate.recorded import Saving
@@ -183,6 +204,8 @@ FEATURES = (
         {"update.share_prompts": True},
         presets={"safe": {}, "fast": {}},
         idle=_short_prompts,
+        strategy="share_prompts",
+        saving=_shared_prompts,
         fits=Fits("prompts once, logits of responses", "any", "FSDP, FSDP2", "any", "2 ranks"),
     ),
     Feature(

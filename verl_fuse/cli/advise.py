@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 from omegaconf import DictConfig
 from rich.markup import escape
 from rich.table import Table
 
 from verl_fuse.advice import Advice, Gain, advise, gains_of_replay, observed
-from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import excluded, refused
-from verl_fuse.cli.simulate import features_of_run, features_table, read_options, replayed, show_advice
+from verl_fuse.cli.simulate import features_of_run, features_on, features_table, read_options, replayed, show_advice
 from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import listed
 from verl_fuse.feature import Feature
@@ -84,18 +82,6 @@ def command(
         for line in f"Note: {note}".splitlines():
             say(line)
     show_advice(advice)
-
-
-def features_on(config: DictConfig | None, features: Mapping[str, Feature]) -> list[str]:
-    """Return the features that the run had on."""
-    if config is None:
-        return []
-    return [name for name, one in features.items() if all(_set(config, override) for override in one.overrides)]
-
-
-def _set(config: DictConfig, override: str) -> bool:
-    key, _, value = override.partition("=")
-    return select(config, key) == yaml.safe_load(value)
 
 
 def refusals_of(config: DictConfig | None, features: Mapping[str, Feature]) -> Mapping[str, Sequence[str]]:

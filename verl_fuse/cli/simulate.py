@@ -397,11 +397,23 @@ def replayed(
     with ProgressNotes(f"reading {len(numbers)} recorded steps") as report:
         timelines = list(readable_steps(run_dir, numbers[1:] or numbers))
         report(f"replaying {len(timelines)} recorded steps")
-        drafted = config is not None and bool(select(config, "fuse.speculation.enabled"))
         steps = [read_recorded(timeline) for timeline in timelines]
         savings = {name: feature.saving for name, feature in features.items() if feature.saving}
         mini_batches = {} if config is None else mini_batches_of(getter(config))
-        return timelines[-1].run, replay(steps, options, savings, drafted, accelerator, mini_batches), options
+        found = replay(steps, options, savings, features_on(config, features), accelerator, mini_batches)
+        return timelines[-1].run, found, options
+
+
+def features_on(config: DictConfig | None, features: Mapping[str, Feature]) -> list[str]:
+    """Return the features that the run had on."""
+    if config is None:
+        return []
+    return [name for name, one in features.items() if all(_set(config, override) for override in one.overrides)]
+
+
+def _set(config: DictConfig, override: str) -> bool:
+    key, _, value = override.partition("=")
+    return select(config, key) == yaml.safe_load(value)
 
 
 def mini_batches_of(get: Get) -> dict[str, int]:

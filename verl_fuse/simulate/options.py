@@ -26,6 +26,7 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "old_log_prob": frozenset({"old_log_prob"}),
     "update": frozenset({"zero_gradient", "old_log_prob"}),
     "values": frozenset({"values"}),
+    "share_prompts": frozenset({"share_prompts"}),
     "copies": frozenset({"old_log_prob", "copies"}),
     "stream": frozenset({"old_log_prob", "copies", "stream"}),
     "placement": frozenset({"placement"}),
@@ -33,11 +34,11 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
 }
 """Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are
 inferred on the training workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`,
-`old_log_prob`, `values`: the switches of `fuse.update`, with metrics of what is computed; `stream`: the update begins
-on released replicas (`fuse.update.stream`), each with a copy of the actor, and `copies` is it in that layout after
-generation; `placement`: the critic on devices of its own, trained while the next step generates (`fuse.placement`),
-where that is predicted to gain; `speculation` needs an acceptance, `tail` is it with `interstage`; `realloc`: the plan
-given replaces the stock placement."""
+`old_log_prob`, `values`, `share_prompts`: the switches of `fuse.update`, with metrics of what is computed; `stream`:
+the update begins on released replicas (`fuse.update.stream`), each with a copy of the actor, and `copies` is it in
+that layout after generation; `placement`: the critic on devices of its own, trained while the next step generates
+(`fuse.placement`), where that is predicted to gain; `speculation` needs an acceptance, `tail` is it with
+`interstage`; `realloc`: the plan given replaces the stock placement."""
 
 
 @dataclass(frozen=True)

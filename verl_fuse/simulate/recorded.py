@@ -9,7 +9,7 @@ step and a share for every sequence that ran at the time; two requests that star
 shorter one has tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from types import MappingProxyType
@@ -203,8 +203,8 @@ class Saving:
 @dataclass(frozen=True)
 class Recording:
     """A recorded run, replayed. By step: the step, its decode times, and its rollout before and after generation.
-    `seconds` and `stages` are means over the steps; `drafted` tells that fuse.speculation was on, `accelerator` that
-    the devices were no CPUs; `mini_batches` of a step, by model: 1 where none are named."""
+    `seconds` and `stages` are means over the steps; `on` are the features that the run is known to have had on,
+    `accelerator` tells that the devices were no CPUs; `mini_batches` of a step, by model: 1 where none are named."""
 
     steps: Sequence[ReplayedStep]
     timings: Sequence[ReplicaTiming]
@@ -216,7 +216,7 @@ class Recording:
     moving: MigrationCost
     threshold: Threshold
     options: SimulationOptions
-    drafted: bool
+    on: Collection[str]
     accelerator: bool
     mini_batches: Mapping[str, int]
 
@@ -244,7 +244,7 @@ def replay(
     steps: Sequence[ReplayedStep],
     options: SimulationOptions,
     savings: Mapping[str, Callable[[Recording], Saving]],
-    drafted: bool = False,
+    on: Collection[str] = (),
     accelerator: bool = False,
     mini_batches: Mapping[str, int] = MappingProxyType({}),
 ) -> Replay:
@@ -270,7 +270,7 @@ def replay(
         moving=moving,
         threshold=search(ThresholdScan(begun, inference, moving)),
         options=options,
-        drafted=drafted,
+        on=on,
         accelerator=accelerator,
         mini_batches=mini_batches,
     )

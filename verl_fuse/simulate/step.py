@@ -22,6 +22,8 @@ from verl_fuse.simulate.generation import GenerationResult, generate
 from verl_fuse.simulate.options import SimulationOptions, features_of
 from verl_fuse.simulate.pipeline import FusedTraining, fused_training
 from verl_fuse.simulate.placement import CRITIC_TRAIN, deferred, is_apart, placements
+from verl_fuse.simulate.shared_prompts import notes_of as notes_of_shared
+from verl_fuse.simulate.shared_prompts import shared_batch, shares
 from verl_fuse.simulate.streamed import StreamedTail
 from verl_fuse.simulate.tail import inference_end
 from verl_fuse.simulate.tasks import ScheduledTask, Task, run_tasks
@@ -151,6 +153,7 @@ def _simulated(
             *_notes(features, generation, fused, lengths),
             *([FIGURES] if "speculation" in features and not cost.cluster.device.is_cpu else []),
             *_left_out(features, workload),
+            *notes_of_shared(workload, plan, features),
             *notes_of(workload, plan, cost, features, options, generation.streamed),
             *_placing(features, plan),
         ),
@@ -215,7 +218,12 @@ def step_tasks(
 ) -> tuple[list[Task], GenerationResult]:
     """Return the tasks of one step with the lengths drawn for it."""
     tokens = lengths.prompt + lengths.response
-    batches = {c.name: call_batch(workload, c, plan.call(c.name), tokens, options) for c in workload.calls[1:]}
+    batches = {
+        c.name: shared_batch(lengths, workload.minibatches if c.kind == "train" else 1)
+        if shares(c, plan, features)
+        else call_batch(workload, c, plan.call(c.name), tokens, options)
+        for c in workload.calls[1:]
+    }
     rollout_mesh = plan.call("actor_generate").mesh
     infer = [call for call in workload.calls if call.kind == "infer"]
     # What the first mini-batch leaves of a pass is not streamed.

@@ -1,5 +1,6 @@
 """Replaying recorded steps."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -63,7 +64,8 @@ def test_what_every_feature_would_have_saved():
     assert found.observed.seconds == pytest.approx(0.7)
     savings = found.savings
     assert savings.keys() == {
-        "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "values", "stream", "elastic",
+        "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "values", "share_prompts",
+        "stream", "elastic",
     }  # fmt: skip
     assert 0.5 < savings["interstage"].seconds < 3.0
     assert savings["pipeline"].seconds == 0
@@ -72,16 +74,16 @@ def test_what_every_feature_would_have_saved():
 
 
 def test_what_drafts_would_have_saved():
-    def saving(options: SimulationOptions, drafted: bool = False, accelerator: bool = False, each: float = 1e-4):
+    def saving(options: SimulationOptions, on: Sequence[str] = (), accelerator: bool = False, each: float = 1e-4):
         steps = [step(seed, DecodeFit(0.1, 2e-3, each)) for seed in (0, 1)]
-        return replay(steps, options, SAVINGS, drafted, accelerator).savings["speculation"]
+        return replay(steps, options, SAVINGS, on, accelerator).savings["speculation"]
 
     unknown, some, more = (saving(SimulationOptions(acceptance=share)) for share in (None, 0.5, 0.9))
     assert unknown.seconds == 0
     assert "--set acceptance=SHARE" in unknown.note
     # Half of the pass is the fixed cost, once fewer than 20 samples of a replica run.
     assert 0.5 < some.seconds < more.seconds < 9
-    on = saving(SimulationOptions(acceptance=0.9), drafted=True)
+    on = saving(SimulationOptions(acceptance=0.9), on=["speculation"])
     assert (on.seconds, on.note[:9]) == (0, "it was on")
     assert not any(FIGURES in one.note for one in (unknown, some, more, on))
     costly = [saving(SimulationOptions(acceptance=share), accelerator=True) for share in (None, 0.0, 0.5)]
@@ -90,7 +92,7 @@ def test_what_drafts_would_have_saved():
     # Where further tokens of a pass are all but free, drafts pay for the drafter.
     cheap = [saving(SimulationOptions(acceptance=0.9), accelerator=on, each=1e-6).seconds for on in (True, False)]
     assert 0 < cheap[0] < cheap[1]
-    on = saving(SimulationOptions(acceptance=0.9), drafted=True, accelerator=True)
+    on = saving(SimulationOptions(acceptance=0.9), on=["speculation"], accelerator=True)
     assert on.note == f"it was on: the replay decodes as fast as the run did with drafts; {FIGURES}"
 
 
@@ -115,6 +117,29 @@ def test_what_an_update_could_have_left_out():
     assert "does not say" in zero.note
     old = ask(plain, actor=4, critic=2).savings["old_log_prob"]
     assert (old.seconds, old.note) == (pytest.approx(0.5), "the first of 4 mini-batches computes the same")
+
+
+def test_prompts_that_could_have_been_computed_once():
+    plain = step(stages={"gen": 9.3, "old_log_prob": 2.0, "ref": 1.0, "update_actor": 6.0})
+    eights = replace(plain, group=np.arange(256) // 8)
+    of_prompts = 256 * 50 / int((plain.prompt + plain.response).sum())
+
+    def found(step: ReplayedStep, mini_batches: int = 1, **options):
+        return replay([step], NO_POLL, SAVINGS, mini_batches={"actor": mini_batches}, **options).savings[
+            "share_prompts"
+        ]
+
+    assert found(eights).seconds == pytest.approx(of_prompts * 7 / 8 * 9.0)
+    four = found(eights, 4)
+    assert four.seconds == pytest.approx(of_prompts * (0.55 * 6.0 + 7 / 8 * 3.0), rel=1e-3)
+    update, passes = of_prompts * 0.55, of_prompts * 7 / 8
+    assert four.note == (f"{update:.0%} of the tokens of the update, {passes:.0%} of a pass are such copies")
+    assert found(replace(plain, group=np.arange(256))).seconds == 0
+    assert found(plain).note == "the run does not say which samples are of one prompt"
+    turns = found(replace(eights, prompt=np.where(np.arange(256) == 9, 51, 50)))
+    assert (turns.seconds, turns.note[:26]) == (0, "samples have several turns")
+    assert found(eights, on=["share_prompts"]).note.startswith("it was on")
+    assert found(eights, on=["share_prompts"]).seconds == 0
 
 
 def test_values_that_the_critics_update_could_have_computed():

@@ -64,6 +64,7 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
         "old_log_prob",
         "update",
         "values",
+        "share_prompts",
         "copies",
         "stream",
         "placement",

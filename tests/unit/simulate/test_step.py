@@ -227,7 +227,8 @@ def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
         match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, "
-        r"speculation, tail, zero_gradient, old_log_prob, update, values, copies, stream, placement, all",
+        r"speculation, tail, zero_gradient, old_log_prob, update, values, share_prompts, copies, stream, "
+        r"placement, all",
     ):
         run(ppo(), "fast")
 
