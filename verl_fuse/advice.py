@@ -10,7 +10,7 @@ settings of one switch;
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verl_fuse.feature import SWITCH, Feature
 from verl_fuse.simulate.compare import StrategyResult
@@ -52,34 +52,61 @@ class Advice:
     overrides: tuple[str, ...]
 
 
-def advice_of_rows(rows: Sequence[StrategyResult], features: Features, excluded: Excluded) -> Advice:
-    """Return the advice of simulated strategies, `rows` as `compare` returns them: the strategies that are one
-    feature."""
-    found = {row.strategy: row for row in rows}
-    base = found.get("observe", rows[0])
-    gains = [
-        Gain(
-            feature=row.strategy,
-            seconds=other.seconds.mean - row.seconds.mean,
-            share=(other.seconds.mean - row.seconds.mean) / base.seconds.mean,
-            device_share=(other.device_hours - row.device_hours) / base.device_hours,
+def advice_of_rows(
+    rows: Sequence[StrategyResult],
+    features: Features,
+    excluded: Excluded,
+    simulate: Callable[[str], StrategyResult],
+) -> tuple[Advice, StrategyResult]:
+    """Return the advice of simulated strategies, and the row of what is advised. `rows` are as `compare` returns them:
+    the strategies that are one feature. `simulate` takes several with + between them; a feature that gains less than
+    `LEAST_GAIN_SHARE` beside the others is not advised."""
+    known = {row.strategy: row for row in rows}
+    base = known.get("observe", rows[0])
+
+    def gain(feature: str, without: StrategyResult, row: StrategyResult) -> Gain:
+        seconds = without.seconds.mean - row.seconds.mean
+        return Gain(
+            feature=feature,
+            seconds=seconds,
+            share=seconds / base.seconds.mean,
+            device_share=(without.device_hours - row.device_hours) / base.device_hours,
             note="; ".join(row.notes),
-            sure=row.speedup.low > other.speedup.high or row.cost_ratio.high < other.cost_ratio.low,
+            sure=row.speedup.low > without.speedup.high or row.cost_ratio.high < without.cost_ratio.low,
         )
+
+    def together(chosen: Sequence[Gain]) -> StrategyResult:
+        strategy = "+".join(one.feature for one in chosen)
+        if strategy and strategy not in known:
+            known[strategy] = simulate(strategy)
+        return known.get(strategy, base)
+
+    def gains_beside(one: Gain, chosen: Sequence[Gain]) -> bool:
+        others = [other for other in chosen if other is not one]
+        needed = any(features[other.feature].beside == one.feature for other in others)
+        return needed or replace(gain(one.feature, together(others), together(chosen)), sure=True).worthwhile
+
+    gains = [
+        gain(row.strategy, known.get(features[row.strategy].beside, base), row)
         for row in rows
         if row.strategy in features
-        for other in [found.get(features[row.strategy].beside, base)]
     ]
-    speedup = base.speedup
-    return advise(
-        gains,
-        features,
-        excluded,
-        f"observe mode alone is {speedup.mean:.2f} times as fast as stock [{speedup.low:.2f}, {speedup.high:.2f}]"
-        if base is not rows[0]
-        else "they were compared with stock",
-        SWITCH,
-    )
+    idle: list[str] = []
+    while len(chosen := chosen_of(gains, features, excluded)) > 1:
+        # Of two that gain the same, the one that gains less alone goes.
+        without = next((one for one in reversed(chosen) if not gains_beside(one, chosen)), None)
+        if without is None:
+            break
+        gains.remove(without)
+        idle.append(without.feature)
+    row, parts = together(chosen), []
+    if len(chosen) > 1:
+        parts.append(f"together {row.seconds.mean:.2f} s a step, {_times(row)}")
+    if idle:
+        parts.append(f"{_listed(idle)} would gain nothing beside that")
+    alone = f"observe mode alone is {_times(base)}"
+    parts.append(alone if base is not rows[0] else "they were compared with stock")
+    return advise(gains, features, excluded, "; ".join(parts), SWITCH), row
 
 
 def advice_of_replay(result: Replay, features: Features, excluded: Excluded) -> Advice:
@@ -140,6 +167,11 @@ def chosen_of(gains: Sequence[Gain], features: Features, excluded: Excluded) -> 
         if gain.worthwhile and not any(one.switch == other.switch or excluded(one, other) for other in others):
             chosen.append(gain)
     return chosen
+
+
+def _times(row: StrategyResult) -> str:
+    speedup = row.speedup
+    return f"{speedup.mean:.2f} times as fast as stock [{speedup.low:.2f}, {speedup.high:.2f}]"
 
 
 def _amount(gain: Gain) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from verl_fuse import plugins
-from verl_fuse.advice import Gain, advice_of_replay, advice_of_rows, advise, chosen_of
+from verl_fuse.advice import Advice, Gain, advice_of_replay, advice_of_rows, advise, chosen_of
 from verl_fuse.cli.refused import excluded
 from verl_fuse.feature import SWITCH
 from verl_fuse.simulate.compare import Estimate, StrategyResult
@@ -28,6 +28,14 @@ def row(strategy: str, seconds: float, device_hours: float = 1.0, spread: float 
         strategy, around(seconds), 1.0, 1.0, around(10 / seconds), 0.5, device_hours, around(1.0), around(device_hours),
         (), None,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def never(strategy: str) -> StrategyResult:
+    raise AssertionError(f"{strategy} is simulated again")
+
+
+def of(rows: list[StrategyResult], simulate=never) -> Advice:
+    return advice_of_rows(rows, FEATURES, EXCLUDED, simulate)[0]
 
 
 def test_the_gains_that_count_are_advised_the_largest_first():
@@ -75,25 +83,69 @@ def test_strategies_are_compared_with_observe_mode_not_with_stock():
         row("elastic", 8.0, 0.4),
         row("all", 4.0, 0.1),
     ]
-    advice = advice_of_rows(rows, FEATURES, EXCLUDED)
-    assert advice.features == ("elastic",)
+    advice, together = advice_of_rows(rows, FEATURES, EXCLUDED, never)
+    assert (advice.features, together) == (("elastic",), rows[3])
     assert advice.overrides[: len(SWITCH)] == SWITCH
     assert "observe mode alone is 1.25 times as fast as stock [1.25, 1.25]" in advice.sentence
-    assert advice_of_rows([rows[0], row("interstage", 7.0)], FEATURES, EXCLUDED).features == ("interstage",)
+    assert of([rows[0], row("interstage", 7.0)]).features == ("interstage",)
+    advice, together = advice_of_rows(rows[:3], FEATURES, EXCLUDED, never)
+    assert (advice.features, together) == ((), rows[1])
 
 
 def test_a_streamed_update_gains_what_it_adds_to_the_pass_that_is_left_out():
     rows = [row("stock", 10.0), row("observe", 10.0), row("old_log_prob", 9.0), row("stream", 8.5)]
-    advice = advice_of_rows(rows, FEATURES, EXCLUDED)
+    advice = of(rows, lambda strategy: {"old_log_prob+stream": row(strategy, 8.5)}[strategy])
     assert advice.features == ("old_log_prob", "stream")
     assert "old_log_prob (1.00 s a step, 10%), stream (0.50 s a step, 5%)" in advice.sentence
     assert advice.overrides.count("fuse.update.skip_old_log_prob=true") == 1
-    assert advice_of_rows([*rows[:3], row("stream", 9.0)], FEATURES, EXCLUDED).features == ("old_log_prob",)
+    assert of([*rows[:3], row("stream", 9.0)]).features == ("old_log_prob",)
 
 
 def test_a_gain_within_its_interval_is_not_advised():
     rows = [row("stock", 10.0), row("observe", 8.0, spread=0.2), row("interstage", 7.8, spread=0.2)]
-    assert advice_of_rows(rows, FEATURES, EXCLUDED).features == ()
+    assert of(rows).features == ()
+
+
+def test_what_is_advised_is_simulated_together_and_what_gains_nothing_then_is_left_out():
+    rows = [row("stock", 10.0), row("observe", 10.0), row("zero_gradient", 6.0), row("old_log_prob", 7.0)]
+    rows.append(row("share_prompts", 8.0))
+    simulated = {
+        "zero_gradient+old_log_prob+share_prompts": 4.95,
+        "zero_gradient+old_log_prob": 5.0,
+        "zero_gradient+share_prompts": 5.3,
+        "old_log_prob+share_prompts": 6.5,
+    }
+    asked = []
+
+    def simulate(strategy: str) -> StrategyResult:
+        asked.append(strategy)
+        return row(strategy, simulated[strategy])
+
+    advice, together = advice_of_rows(rows, FEATURES, EXCLUDED, simulate)
+    # 0.05 s of 10 s are less than one per cent.
+    assert advice.features == ("zero_gradient", "old_log_prob")
+    assert (together.strategy, together.seconds.mean) == ("zero_gradient+old_log_prob", 5.0)
+    assert len(asked) == len(set(asked)), "nothing is simulated twice"
+    assert advice.sentence == (
+        "switch on zero_gradient (4.00 s a step, 40%), old_log_prob (3.00 s a step, 30%); together 5.00 s a step, "
+        "2.00 times as fast as stock [2.00, 2.00]; share_prompts would gain nothing beside that; observe mode alone is "
+        "1.00 times as fast as stock [1.00, 1.00]"
+    )
+    simulated["zero_gradient+old_log_prob+share_prompts"] = 4.85
+    assert of(rows, simulate).features == ("zero_gradient", "old_log_prob", "share_prompts")
+
+
+def test_of_two_that_save_the_same_the_larger_one_is_advised():
+    rows = [row("stock", 10.0), row("observe", 10.0), row("interstage", 8.0), row("old_log_prob", 8.5)]
+    advice, together = advice_of_rows(rows, FEATURES, EXCLUDED, lambda strategy: row(strategy, 8.0))
+    assert (advice.features, together) == (("interstage",), rows[2])
+    assert "old_log_prob would gain nothing beside that" in advice.sentence
+
+
+def test_device_time_that_is_given_back_is_a_gain_in_a_set():
+    rows = [row("stock", 10.0), row("observe", 10.0), row("old_log_prob", 8.0), row("elastic", 10.2, 0.5)]
+    both = row("old_log_prob+elastic", 8.2, 0.5)
+    assert of(rows, lambda strategy: both).features == ("old_log_prob", "elastic")
 
 
 def test_a_replayed_run():

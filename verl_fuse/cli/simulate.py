@@ -28,7 +28,7 @@ from verl_fuse.cost.calibration import EngineFloors
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
-from verl_fuse.simulate.compare import Estimate, StrategyResult, simulate_each
+from verl_fuse.simulate.compare import Comparison, Estimate, StrategyResult
 from verl_fuse.simulate.drafts import acceptance_of
 from verl_fuse.simulate.options import SimulationOptions, features_of
 from verl_fuse.simulate.recorded import Replay, Saving, read_recorded, replay
@@ -55,6 +55,8 @@ DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
 )
 # Intervals no longer become narrower long before.
 MOST_STEPS = 1000
+# The row of the advised features together.
+ADVISED = "advised"
 STRATEGIES_PAGE = "strategies.html"
 SIMULATED_STEPS = 8
 FLOORS = "floors."
@@ -120,27 +122,33 @@ def simulate(
     named = {name: feature.strategy for name, feature in features.items() if feature.strategy}
     for text in strategy or ():
         require_together(text, features)
-    given, rows, interrupted = Plan.read(plan) if plan else None, [], False
+    given, rows, advised = Plan.read(plan) if plan else None, [], None
     with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
         cost = cost_model(machines, profile, floors)
+        comparison = Comparison(workload, cost, strategy, seeds, given, options, report, named)
         try:
-            rows.extend(simulate_each(workload, cost, strategy, seeds, given, options, report, named))
+            rows.extend(comparison.rows())
+            advised = advice_of_rows(rows, features, excluded(None), comparison.row)
         except KeyboardInterrupt:
             if not rows:
                 raise
-            interrupted = True
     widths = by_tensor_parallel(workload, cost, dataclasses.replace(options, acceptance=None))
-    pages = write_timelines(timeline, rows, _title(workload, machines, seeds)) if timeline is not None else []
-    advice = advice_of_rows(rows, features, excluded(None))
+    shown = [*rows]
+    if advised and advised[1] not in rows:
+        whole = advised[1]
+        shown.append(dataclasses.replace(whole, strategy=ADVISED, notes=(f"is {whole.strategy}", *whole.notes)))
+    pages = write_timelines(timeline, shown, _title(workload, machines, seeds)) if timeline is not None else []
     if as_json:
-        print_json(as_data(rows, workload, machines, seeds, pages, advice) | {"rollout_tp": _widths_data(widths)})
+        data = as_data(rows, workload, machines, seeds, pages) | {"rollout_tp": _widths_data(widths)}
+        print_json(data | (_advised_data(*advised) if advised else {}))
     else:
-        show(rows, workload, machines, seeds)
+        show(shown, workload, machines, seeds)
         say(_widths_text(widths))
         if pages:
             typer.echo(f"Page: {pages[0]}")
-        show_advice(advice)
-    if interrupted:
+        if advised:
+            show_advice(advised[0])
+    if advised is None:
         raise typer.Exit(interrupt.CODE)
 
 
@@ -277,7 +285,6 @@ def as_data(
     cluster: Cluster,
     seeds: int,
     pages: list[Path | None],
-    advice: Advice,
 ) -> dict[str, Any]:
     """Return the keys of `--json`: times in seconds, costs in USD, both per step."""
     strategies = [
@@ -309,9 +316,13 @@ def as_data(
         "steps": seeds,
         "strategies": strategies,
         "stock_plan": stock,
-        "advice": dataclasses.asdict(advice),
         "pages": [str(page) for page in pages],
     }
+
+
+def _advised_data(advice: Advice, row: StrategyResult) -> dict[str, Any]:
+    estimates = {"seconds": dataclasses.asdict(row.seconds), "speedup": dataclasses.asdict(row.speedup)}
+    return {"advice": dataclasses.asdict(advice), "advised": {"strategy": row.strategy, **estimates}}
 
 
 def write_timelines(folder: Path, rows: list[StrategyResult], title: str) -> list[Path | None]:
@@ -321,7 +332,7 @@ def write_timelines(folder: Path, rows: list[StrategyResult], title: str) -> lis
     for row in rows:
         run = folder / row.strategy
         try:
-            record_step(run, row.example.spans)
+            record_step(run, dataclasses.replace(row.example.spans, run=f"{row.strategy}, simulated: {title}"))
         except OSError as error:
             raise FuseError(f"{run}: cannot be written: {reason(error)}") from error
         pages.append(page_of(run, 1))
@@ -329,10 +340,11 @@ def write_timelines(folder: Path, rows: list[StrategyResult], title: str) -> lis
     links = {
         row.strategy: f"{row.strategy}/timeline/{page.name}" for row, page in zip(rows, pages, strict=True) if page
     }
+    figures = {row.strategy: (row.seconds.mean, row.speedup.mean, row.idle) for row in rows}
     notes = [f"{row.strategy}: {note}" for row in rows for note in row.notes]
     together = folder / STRATEGIES_PAGE
     try:
-        write_atomically(together, strategies_page(title, steps, links, notes))
+        write_atomically(together, strategies_page(title, steps, figures, links, notes))
     except OSError as error:
         raise FuseError(f"{together}: cannot be written: {reason(error)}") from error
     return [together, *pages]

@@ -7,6 +7,7 @@ Invariants (tests/unit/simulate/test_compare.py):
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -58,59 +59,75 @@ def compare(
     plan: Plan | None = None,
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
 ) -> list[StrategyResult]:
-    """Return all rows of `simulate_each`."""
-    return list(simulate_each(workload, cost, strategies, seeds, plan, options))
+    """Return all rows of a `Comparison`."""
+    return list(Comparison(workload, cost, strategies, seeds, plan, options).rows())
 
 
-def simulate_each(
-    workload: Workload,
-    cost: CostModel,
-    strategies: Sequence[str] | None = None,
-    seeds: int = 8,
-    plan: Plan | None = None,
-    options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
-    report: Callable[[str], None] = lambda text: None,
-    named: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[StrategyResult]:
-    """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock
-    comes first.
+class Comparison:
+    """Strategies simulated on the same lengths, one step per seed. `realloc` and `all` use `plan`, the others the stock
+    placement.
 
     Without `strategies`: all of them, `realloc` only with a plan, strategies that draft only with an acceptance.
     `report` is told the simulation under way; `named` has other names for strategies.
     """
-    if seeds < 1:
-        raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
-    if plan is not None:
-        plan.check(workload, cost.cluster)
-    elif "realloc" in {part for name in strategies or () for part in name.split("+")}:
-        raise FuseError("strategy='realloc' needs --plan: the placement that weights are moved to")
-    known = {name: features_of(name, named) for name in (*SIMULATED_STRATEGIES, *named, *(strategies or ()))}
-    drafting = {name for name, features in known.items() if "speculation" in features}
-    if options.acceptance is None and (asked := drafting.intersection(strategies or ())):
-        raise FuseError(
-            f"strategy={', '.join(map(repr, sorted(asked)))} needs --set acceptance=SHARE, or --acceptance-of a run "
-            "with fuse.speculation.enabled=true"
-        )
-    left_out = (drafting if options.acceptance is None else set()) | ({"realloc"} if plan is None else set())
-    possible = [name for name in (*SIMULATED_STRATEGIES, *named) if name not in left_out]
-    wanted = list(dict.fromkeys(["stock", *(strategies or possible)]))
-    require_method(options.schedule)
-    report("stock: looking for its fastest layouts")
-    base = stock_plan(workload, cost, replace(options, acceptance=None))
-    plans = {name: plan if plan and "realloc" in known[name] else base for name in wanted}
 
-    def steps(name: str) -> list[StepResult]:
-        found = []
-        for seed in range(seeds):
-            report(f"{name}: step {seed + 1} of {seeds}")
-            rng, at = np.random.default_rng(seed), plans[name]
-            strategy = "+".join(named.get(part, part) for part in name.split("+"))
-            found.append(simulate_step(workload, at, cost, strategy, rng, of_plan(options, at)))
+    def __init__(
+        self,
+        workload: Workload,
+        cost: CostModel,
+        strategies: Sequence[str] | None = None,
+        seeds: int = 8,
+        plan: Plan | None = None,
+        options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
+        report: Callable[[str], None] = lambda text: None,
+        named: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        if seeds < 1:
+            raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
+        if plan is not None:
+            plan.check(workload, cost.cluster)
+        elif "realloc" in {part for name in strategies or () for part in name.split("+")}:
+            raise FuseError("strategy='realloc' needs --plan: the placement that weights are moved to")
+        known = {name: features_of(name, named) for name in (*SIMULATED_STRATEGIES, *named, *(strategies or ()))}
+        drafting = {name for name, features in known.items() if "speculation" in features}
+        if options.acceptance is None and (asked := drafting.intersection(strategies or ())):
+            raise FuseError(
+                f"strategy={', '.join(map(repr, sorted(asked)))} needs --set acceptance=SHARE, or --acceptance-of a "
+                "run with fuse.speculation.enabled=true"
+            )
+        left_out = (drafting if options.acceptance is None else set()) | ({"realloc"} if plan is None else set())
+        possible = [name for name in (*SIMULATED_STRATEGIES, *named) if name not in left_out]
+        require_method(options.schedule)
+        self._strategies = list(dict.fromkeys(["stock", *(strategies or possible)]))
+        self._workload, self._cost, self._seeds, self._plan = workload, cost, seeds, plan
+        self._options, self._report, self._named = options, report, named
+
+    def rows(self) -> Iterator[StrategyResult]:
+        """Yield a row for each strategy, stock's first."""
+        return map(self.row, self._strategies)
+
+    def row(self, strategy: str) -> StrategyResult:
+        """Simulate one strategy, or several with + between them."""
+        return _row(strategy, self._stock if strategy == "stock" else self._steps(strategy), self._stock)
+
+    @cached_property
+    def _stock(self) -> list[StepResult]:
+        return self._steps("stock")
+
+    @cached_property
+    def _stock_plan(self) -> Plan:
+        self._report("stock: looking for its fastest layouts")
+        return stock_plan(self._workload, self._cost, replace(self._options, acceptance=None))
+
+    def _steps(self, name: str) -> list[StepResult]:
+        at = self._plan if self._plan and "realloc" in features_of(name, self._named) else self._stock_plan
+        strategy = "+".join(self._named.get(part, part) for part in name.split("+"))
+        options, found = of_plan(self._options, at), []
+        for seed in range(self._seeds):
+            self._report(f"{name}: step {seed + 1} of {self._seeds}")
+            rng = np.random.default_rng(seed)
+            found.append(simulate_step(self._workload, at, self._cost, strategy, rng, options))
         return found
-
-    stock = steps("stock")
-    for name in wanted:
-        yield _row(name, stock if name == "stock" else steps(name), stock)
 
 
 def _row(name: str, results: list[StepResult], stock: list[StepResult]) -> StrategyResult:

@@ -5,7 +5,7 @@ import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.compare import compare, estimate, simulate_each
+from verl_fuse.simulate.compare import Comparison, compare, estimate
 from verl_fuse.simulate.options import features_of
 from verl_fuse.simulate.stock import stock_plan
 
@@ -51,7 +51,7 @@ def test_strategies_add_up():
 def test_strategies_have_other_names():
     named = {"mine": "update+interstage", "again": "stock"}
     assert features_of("mine+tail", named) == features_of("update+interstage+tail")
-    rows = list(simulate_each(grpo(zero_gradient=0.4), h100(), None, 1, None, NO_POLL, named=named))
+    rows = list(Comparison(grpo(zero_gradient=0.4), h100(), None, 1, None, NO_POLL, named=named).rows())
     seconds = {row.strategy: row.seconds.mean for row in rows}
     assert list(seconds)[-2:] == ["mine", "again"]
     assert seconds["mine"] <= seconds["update"] < seconds["again"] == seconds["stock"]

@@ -13,7 +13,7 @@ from synthetic_run import write_run
 from verl_fuse.cli.main import main
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
-from verl_fuse.simulate.compare import simulate_each
+from verl_fuse.simulate.compare import Comparison
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.workload import Workload
@@ -69,11 +69,13 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
         "stream",
         "placement",
         "all",
+        "advised",
     ]
+    (strategy,) = re.findall(r"^advised: is (\S+)$", out, flags=re.MULTILINE)
     assert "stock places actor_train as" in out
     text = " ".join(out.split())
     assert re.search(r"tensor parallelism of the rollout: (tp\d [\d.]+ s, )+tp\d [\d.]+ s; stock above has the", text)
-    assert "\nVerdict: switch " in out
+    assert f"\nVerdict: switch on {strategy.split('+')[0]} (" in out
     assert max(map(len, out.splitlines())) <= 100
 
 
@@ -104,7 +106,8 @@ def test_pages_as_of_a_real_run(workload: str, tmp_path: Path, capsys: pytest.Ca
     assert "out/strategies.html" in capsys.readouterr().out
     assert "interstage/timeline/step_000001.html" in (tmp_path / "out/strategies.html").read_text()
     assert (tmp_path / "out/interstage/timeline.html").is_file()
-    assert read_step(tmp_path / "out" / "stock", 1).run == "stock"
+    run_name = read_step(tmp_path / "out" / "stock", 1).run
+    assert run_name.startswith("stock, simulated: ppo of qwen2.5-0.5b, 64 samples, on 16 x H100; 1 step each")
 
 
 def test_options_and_a_cluster_file(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -189,17 +192,32 @@ def test_the_table_fits_a_page(workload: str, capsys: pytest.CaptureFixture[str]
 def test_ctrl_c_shows_the_strategies_that_are_done(
     workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def interrupted(*arguments):
-        for number, row in enumerate(simulate_each(*arguments)):
-            if number == 2:
-                signal.raise_signal(signal.SIGINT)
-            yield row
+    class Interrupted(Comparison):
+        def rows(self):
+            for number, row in enumerate(super().rows()):
+                if number == 2:
+                    signal.raise_signal(signal.SIGINT)
+                yield row
 
-    monkeypatch.setattr("verl_fuse.cli.simulate.simulate_each", interrupted)
+    monkeypatch.setattr("verl_fuse.cli.simulate.Comparison", Interrupted)
     assert run(workload, "h100", "--seeds", "1", "--json") == 130
     said = capsys.readouterr()
-    assert [row["strategy"] for row in json.loads(said.out)["strategies"]] == ["stock", "observe"]
+    shown = json.loads(said.out)
+    assert [row["strategy"] for row in shown["strategies"]] == ["stock", "observe"]
+    assert "advised" not in shown
     assert said.err == "verl-fuse: interrupted\n"
+
+
+def test_the_advised_set_is_a_strategy_with_the_same_numbers(workload: str, capsys: pytest.CaptureFixture[str]):
+    ask = (workload, "h100x4", "--seeds", "2", "--json")
+    assert run(*ask) == 0
+    shown = json.loads(capsys.readouterr().out)
+    advised = shown["advised"]
+    assert set(advised["strategy"].split("+")) == set(shown["advice"]["features"])
+    assert len(shown["advice"]["features"]) > 1
+    assert run(*ask, "--strategy", advised["strategy"]) == 0
+    row = json.loads(capsys.readouterr().out)["strategies"][-1]
+    assert {name: row[name] for name in advised} == advised
 
 
 def test_strategies_that_are_sums_may_have_what_no_run_can_have(workload: str, capsys: pytest.CaptureFixture[str]):

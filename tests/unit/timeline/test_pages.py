@@ -194,12 +194,13 @@ def test_durations_come_in_the_unit_people_use(value: float | None, shown: str):
 
 def test_strategies_stand_side_by_side_in_a_page_without_script():
     steps = [("stock", synthetic_timeline()), ("all", synthetic_timeline(seed=2))]
-    page = strategies_page("ppo", steps, {"all": "all/timeline/step_000001.html"}, [EVIL])
+    figures = {"stock": (12.34, 1.0, 0.25), "all": (5.6, 2.2, 0.125)}
+    page = strategies_page("ppo", steps, figures, {"all": "all/timeline/step_000001.html"}, [EVIL])
     parsed = Page(page)
     assert not parsed.scripts
     assert not {tag for tag, _ in parsed.tags} & {"link", "iframe", "img", "object", "embed", "base", "form"}
     assert [attrs["href"] for tag, attrs in parsed.tags if tag == "a"] == ["all/timeline/step_000001.html"]
-    assert all(text in parsed.shown for text in ("stock", "all", "speed-up", EVIL))
+    assert all(text in parsed.shown for text in ("stock", "all", "speed-up", "5.6 s", "2.20", "12 %", EVIL))
 
 
 def test_the_trend_has_every_stage_of_every_step():
