@@ -6,6 +6,7 @@ Invariants (tests/unit/test_advice.py):
   advised;
 - of two features that verl-fuse refuses together, the one that gains more is advised; so it is of two that are
 settings of one switch;
+- advised features gain something beside each other, and one total is told of them;
 - observe mode, which every feature includes, is the baseline of features, not stock verl.
 """
 
@@ -91,27 +92,35 @@ def advice_of_rows(
         for row in rows
         if row.strategy in features
     ]
-    idle: list[str] = []
-    while len(chosen := chosen_of(gains, features, excluded)) > 1:
-        # Of two that gain the same, the one that gains less alone goes.
-        without = next((one for one in reversed(chosen) if not gains_beside(one, chosen)), None)
-        if without is None:
+    candidates = [*gains]
+    while len(chosen := chosen_of(candidates, features, excluded)) > 1:
+        # Of two that save the same, the one that gains less alone goes.
+        idle = next((one for one in reversed(chosen) if not gains_beside(one, chosen)), None)
+        if idle is None:
             break
-        gains.remove(without)
-        idle.append(without.feature)
-    row, parts = together(chosen), []
-    if len(chosen) > 1:
-        parts.append(f"together {row.seconds.mean:.2f} s a step, {_times(row)}")
-    if idle:
-        parts.append(f"{_listed(idle)} would gain nothing beside that")
-    alone = f"observe mode alone is {_times(base)}"
-    parts.append(alone if base is not rows[0] else "they were compared with stock")
-    return advise(gains, features, excluded, "; ".join(parts), SWITCH), row
+        candidates.remove(idle)
+    row = together(chosen)
+    total = f"{row.seconds.mean:.2f} s a step, {_times(row)}"
+    alone = f"observe mode alone is {_times(base)}" if base is not rows[0] else "they were compared with stock"
+    return advise(gains, chosen, total, features, excluded, alone, SWITCH), row
 
 
-def advice_of_replay(result: Replay, features: Features, excluded: Excluded) -> Advice:
-    """Return the advice of a recorded run."""
-    return advise(gains_of_replay(result, features), features, excluded, observed(result))
+def advice_of_replay(
+    result: Replay, features: Features, excluded: Excluded, open_: Callable[[str], bool] = lambda feature: True
+) -> Advice:
+    """Return the advice of a recorded run, of the features that are `open_`: one after the other the one that saves
+    most once those before it are on."""
+    chosen: list[Gain] = []
+    alone = gains = [gain for gain in gains_of_replay(result, features) if open_(gain.feature)]
+    while further := chosen_of(
+        [gain for gain in gains if _goes_with(gain, chosen, features, excluded)], features, excluded
+    ):
+        chosen.append(further[0])
+        savings = result.beside([one.feature for one in chosen])
+        gains = [gain for gain in gains_of_replay(replace(result, savings=savings), features) if open_(gain.feature)]
+    seconds = sum(one.seconds for one in chosen)
+    total = f"{seconds:.2f} s a step, {seconds / result.seconds:.0%}"
+    return advise(alone, chosen, total, features, excluded, observed(result))
 
 
 def gains_of_replay(result: Replay, features: Features) -> list[Gain]:
@@ -141,21 +150,30 @@ def observed(result: Replay) -> str:
 
 
 def advise(
-    gains: Sequence[Gain], features: Features, excluded: Excluded, observed: str, switch: Sequence[str] = ()
+    gains: Sequence[Gain],
+    chosen: Sequence[Gain],
+    total: str,
+    features: Features,
+    excluded: Excluded,
+    observed: str,
+    switch: Sequence[str] = (),
 ) -> Advice:
-    """Return the advice of these gains. `observed` tells the predicted effect of observe mode, `switch` are overrides
-    that switch observe mode on where it is off."""
-    chosen = chosen_of(gains, features, excluded)
+    """Return the advice of the `chosen` among these gains, with their `total`. `observed` tells the predicted effect of
+    observe mode, `switch` are overrides that switch observe mode on where it is off."""
     names = tuple(gain.feature for gain in chosen)
     overrides = (*switch, *dict.fromkeys(override for name in names for override in features[name].overrides))
-    nothing = [gain.feature for gain in gains if not gain.worthwhile]
     named = ", ".join(f"{gain.feature} ({_amount(gain)})" for gain in chosen)
     none = f"switch no feature on: none is predicted to gain {LEAST_GAIN_SHARE:.0%} of a step"
-    parts = [f"switch on {named}" if chosen else none, observed]
-    if left_out := [gain.feature for gain in gains if gain.worthwhile and gain not in chosen]:
-        parts.append(f"{_listed(left_out)} cannot be on together with that")
-    if chosen and nothing:
-        parts.append(f"no gain is predicted from {_listed(nothing)}")
+    left_out = [gain for gain in gains if gain.worthwhile and gain.feature not in names]
+    apart = [gain.feature for gain in left_out if not _goes_with(gain, chosen, features, excluded)]
+    idle = [gain.feature for gain in left_out if gain.feature not in apart]
+    nothing = [gain.feature for gain in gains if not gain.worthwhile and gain.feature not in names]
+    parts = [f"switch on {named}" if chosen else none]
+    parts += [f"together {total}"] if len(chosen) > 1 else []
+    parts += [observed]
+    parts += [f"{_listed(apart)} cannot be on together with that"] if apart else []
+    parts += [f"{_listed(idle)} would gain nothing beside that"] if idle else []
+    parts += [f"no gain is predicted from {_listed(nothing)}"] if chosen and nothing else []
     return Advice("; ".join(parts), names, overrides)
 
 
@@ -163,10 +181,15 @@ def chosen_of(gains: Sequence[Gain], features: Features, excluded: Excluded) -> 
     """Return the features worth switching on together, the most seconds first."""
     chosen: list[Gain] = []
     for gain in sorted(gains, key=lambda gain: (-gain.seconds, -gain.device_share)):
-        one, others = features[gain.feature], [features[other.feature] for other in chosen]
-        if gain.worthwhile and not any(one.switch == other.switch or excluded(one, other) for other in others):
+        if gain.worthwhile and _goes_with(gain, chosen, features, excluded):
             chosen.append(gain)
     return chosen
+
+
+def _goes_with(gain: Gain, chosen: Sequence[Gain], features: Features, excluded: Excluded) -> bool:
+    """Tell whether a feature can be on together with others, and is not one of them."""
+    one, others = features[gain.feature], [features[other.feature] for other in chosen]
+    return not any(one.switch == other.switch or excluded(one, other) for other in others)
 
 
 def _times(row: StrategyResult) -> str:

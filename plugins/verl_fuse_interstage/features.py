@@ -20,7 +20,7 @@ def _nothing_to_infer(get: Get) -> str | None:
 
 
 def _moved_tail(run: "Recording") -> "Saving":
-    from verl_fuse.simulate.recorded import Saving
+    from verl_fuse.simulate.recorded import SCORE_STAGES, Saving
     from verl_fuse.simulate.tail import migrated, trigger_time, unmigrated
 
     threshold, inference = run.threshold, run.inference
@@ -34,7 +34,9 @@ def _moved_tail(run: "Recording") -> "Saving":
         saved.append(unmigrated(end, inference).seconds - fused.seconds)
     share = threshold.threshold / len(run.begun[0].requests)
     note = f"R_t = {share:.0%} of the batch, {threshold.survivors} of {run.begun[0].replicas} replicas kept"
-    return Saving(note, max(0.0, sum(saved) / len(saved)))
+    seconds, hidden = max(0.0, sum(saved) / len(saved)), sum(run.stages.get(stage, 0.0) for stage in SCORE_STAGES)
+    share = min(1.0, seconds / hidden) if hidden else 0.0
+    return Saving(note, seconds, stages=dict.fromkeys(SCORE_STAGES, share))
 
 
 def _all_of_inference(stages: Mapping[str, float]) -> str:

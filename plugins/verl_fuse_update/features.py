@@ -75,7 +75,16 @@ def _zero_gradient(run: "Recording") -> "Saving":
         return Saving("the run does not say how many samples have no gradient")
     shares = [step.zero_gradient or 0.0 for step in run.steps]
     saved = sum(share * step.total([UPDATE_ACTOR]) for share, step in zip(shares, run.steps, strict=True))
-    return Saving(f"{sum(shares) / len(shares):.0%} of the tokens had no gradient", saved / len(run.steps))
+    note = f"{sum(shares) / len(shares):.0%} of the tokens had no gradient"
+    return _of_stage(run, note, UPDATE_ACTOR, saved / len(run.steps))
+
+
+def _of_stage(run: "Recording", note: str, stage: str, seconds: float) -> "Saving":
+    """Return a saving of a part of one stage."""
+    from verl_fuse.simulate.recorded import Saving
+
+    whole = run.stages.get(stage, 0.0)
+    return Saving(note, seconds, stages={stage: seconds / whole} if whole else {})
 
 
 def _old_log_prob(run: "Recording") -> "Saving":
@@ -87,11 +96,9 @@ def _old_log_prob(run: "Recording") -> "Saving":
 
 
 def _of_first(run: "Recording", model: Literal["actor", "critic"], stage: str) -> "Saving":
-    from verl_fuse.simulate.recorded import Saving
-
     number = run.mini_batches.get(model, 1)
     what = "with one mini-batch a step the update" if number == 1 else f"the first of {number} mini-batches"
-    return Saving(f"{what} computes the same", run.stages.get(stage, 0.0) / number)
+    return _of_stage(run, f"{what} computes the same", stage, run.stages.get(stage, 0.0) / number)
 
 
 def _values(run: "Recording") -> "Saving":
@@ -124,7 +131,11 @@ def _shared_prompts(run: "Recording") -> "Saving":
             (update, passes, update * step.total([UPDATE_ACTOR]) + passes * step.total([OLD_LOG_PROB, REF_LOG_PROB]))
         )
     update, passes, seconds = (sum(each) / len(saved) for each in zip(*saved, strict=True))
-    return Saving(f"{update:.0%} of the tokens of the update, {passes:.0%} of a pass are such copies", seconds)
+    return Saving(
+        f"{update:.0%} of the tokens of the update, {passes:.0%} of a pass are such copies",
+        seconds,
+        stages={UPDATE_ACTOR: update, OLD_LOG_PROB: passes, REF_LOG_PROB: passes},
+    )
 
 
 def _stream(run: "Recording") -> "Saving":
@@ -154,7 +165,7 @@ def _stream(run: "Recording") -> "Saving":
         f"{sum(shares) / len(shares):.0%} of the update before generation ends, if copies of the actor on each replica "
         "(fsdp_config.fsdp_size: its devices) train as fast"
     )
-    return Saving(note, max(0.0, sum(saved) / len(saved)))
+    return _of_stage(run, note, UPDATE_ACTOR, max(0.0, sum(saved) / len(saved)))
 
 
 FEATURES = (

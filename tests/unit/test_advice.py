@@ -34,32 +34,26 @@ def never(strategy: str) -> StrategyResult:
     raise AssertionError(f"{strategy} is simulated again")
 
 
+def advised(gains: list[Gain]) -> Advice:
+    return advise(gains, chosen_of(gains, FEATURES, EXCLUDED), "10 s", FEATURES, EXCLUDED, "observe mode is on")
+
+
 def of(rows: list[StrategyResult], simulate=never) -> Advice:
     return advice_of_rows(rows, FEATURES, EXCLUDED, simulate)[0]
 
 
 def test_the_gains_that_count_are_advised_the_largest_first():
-    advice = advise(
-        [gain("pipeline", 0.05), gain("streaming", 0.004), gain("interstage", 0.2)],
-        FEATURES,
-        EXCLUDED,
-        "observe mode is on",
-    )
+    advice = advised([gain("pipeline", 0.05), gain("streaming", 0.004), gain("interstage", 0.2)])
     assert advice.features == ("interstage", "pipeline")
     assert advice.overrides == (*FEATURES["interstage"].overrides, *FEATURES["pipeline"].overrides)
     assert advice.sentence == (
-        "switch on interstage (2.00 s a step, 20%), pipeline (0.50 s a step, 5%); observe mode is on; no gain is "
-        "predicted from streaming"
+        "switch on interstage (2.00 s a step, 20%), pipeline (0.50 s a step, 5%); together 10 s; observe mode is "
+        "on; no gain is predicted from streaming"
     )
 
 
 def test_where_nothing_gains_it_says_so():
-    advice = advise(
-        [gain("interstage", 0.009), gain("elastic", -0.2), gain("pipeline", 0.3, sure=False)],
-        FEATURES,
-        EXCLUDED,
-        "observe mode is on",
-    )
+    advice = advised([gain("interstage", 0.009), gain("elastic", -0.2), gain("pipeline", 0.3, sure=False)])
     assert (advice.features, advice.overrides) == ((), ())
     assert advice.sentence == "switch no feature on: none is predicted to gain 1% of a step; observe mode is on"
 
@@ -67,11 +61,11 @@ def test_where_nothing_gains_it_says_so():
 def test_of_two_that_exclude_each_other_the_better_one_is_advised():
     both = [gain("streaming", 0.05), gain("interstage", 0.2), gain("elastic", 0.1, 0.5)]
     assert [one.feature for one in chosen_of(both, FEATURES, EXCLUDED)] == ["interstage"]
-    assert "streaming and elastic cannot be on together with that" in advise(both, FEATURES, EXCLUDED, "").sentence
+    assert "streaming and elastic cannot be on together with that" in advised(both).sentence
 
 
 def test_device_time_given_back_is_a_gain_and_its_price_is_told():
-    advice = advise([gain("elastic", -0.03, 0.4)], FEATURES, EXCLUDED, "observe mode is on")
+    advice = advised([gain("elastic", -0.03, 0.4)])
     assert advice.sentence == "switch on elastic (40% of device time given back, steps 3% longer); observe mode is on"
 
 
@@ -128,8 +122,8 @@ def test_what_is_advised_is_simulated_together_and_what_gains_nothing_then_is_le
     assert len(asked) == len(set(asked)), "nothing is simulated twice"
     assert advice.sentence == (
         "switch on zero_gradient (4.00 s a step, 40%), old_log_prob (3.00 s a step, 30%); together 5.00 s a step, "
-        "2.00 times as fast as stock [2.00, 2.00]; share_prompts would gain nothing beside that; observe mode alone is "
-        "1.00 times as fast as stock [1.00, 1.00]"
+        "2.00 times as fast as stock [2.00, 2.00]; observe mode alone is 1.00 times as fast as stock [1.00, 1.00]; "
+        "share_prompts would gain nothing beside that"
     )
     simulated["zero_gradient+old_log_prob+share_prompts"] = 4.85
     assert of(rows, simulate).features == ("zero_gradient", "old_log_prob", "share_prompts")
@@ -148,9 +142,17 @@ def test_device_time_that_is_given_back_is_a_gain_in_a_set():
     assert of(rows, lambda strategy: both).features == ("old_log_prob", "elastic")
 
 
+def replayed(savings: dict[str, Saving], beside: dict[str, dict[str, Saving]] = {}, **changed) -> Replay:  # noqa: B006
+    """A run with these savings, and those that are left beside features."""
+    alone = Replay(
+        3, 10.0, {}, 0.01, Threshold(1, 1, 1.0, 1.0), Saving("", 0.5), savings,
+        lambda on: savings | beside.get("+".join(on), {}),
+    )  # fmt: skip
+    return replace(alone, **changed)
+
+
 def test_a_replayed_run():
-    savings = {"interstage": Saving("how", 1.0), "elastic": Saving("why")}
-    result = Replay(3, 10.0, {}, 0.01, Threshold(1, 1, 1.0, 1.0), Saving("", 0.5), savings)
+    result = replayed({"interstage": Saving("how", 1.0), "elastic": Saving("why")})
     advice = advice_of_replay(result, FEATURES, EXCLUDED)
     assert (advice.features, advice.overrides) == (("interstage",), FEATURES["interstage"].overrides)
     assert "observe mode alone saves 0.50 s of the 10.50 s that a step of stock verl would take" in advice.sentence
@@ -159,9 +161,28 @@ def test_a_replayed_run():
     assert advice_of_replay(replace(result, stages={"gen": 8.0}, replay_error=0.2), FEATURES, EXCLUDED).features == ()
 
 
+def test_savings_of_a_replayed_run_are_those_beside_the_features_before():
+    savings = {name: Saving("", seconds) for name, seconds in (("old_log_prob", 2.0), ("interstage", 1.9))}
+    savings |= {"share_prompts": Saving("", 1.5), "zero_gradient": Saving("", 0.5)}
+    beside = {
+        "old_log_prob": {"interstage": Saving("", 0.05), "share_prompts": Saving("", 0.3)},
+        "old_log_prob+zero_gradient": {"share_prompts": Saving("", 0.2), "interstage": Saving("", 0.05)},
+        "old_log_prob+zero_gradient+share_prompts": {"interstage": Saving("", 0.05)},
+    }
+    advice = advice_of_replay(replayed(savings, beside), FEATURES, EXCLUDED)
+    assert advice.features == ("old_log_prob", "zero_gradient", "share_prompts")
+    assert advice.sentence == (
+        "switch on old_log_prob (2.00 s a step, 20%), zero_gradient (0.50 s a step, 5%), share_prompts (0.20 s a step, "
+        "2%); together 2.70 s a step, 27%; observe mode alone saves 0.50 s of the 10.50 s that a step of stock verl "
+        "would take; interstage would gain nothing beside that"
+    )
+    some = advice_of_replay(replayed(savings, beside), FEATURES, EXCLUDED, lambda name: name != "old_log_prob")
+    assert some.features[0] == "interstage"
+    assert "old_log_prob" not in some.sentence
+
+
 def test_what_lengths_known_in_advance_would_save_is_a_bound():
-    savings = {"elastic": Saving("why", 1.0, 0.3)}
-    result = Replay(3, 10.0, {}, 0.01, Threshold(1, 1, 1.0, 1.0), Saving("", 0.5), savings)
+    result = replayed({"elastic": Saving("why", 1.0, 0.3)})
     assert (
         "switch on elastic (at most 1.00 s a step, 10%, 30% of device time given back)"
         in advice_of_replay(result, FEATURES, EXCLUDED).sentence

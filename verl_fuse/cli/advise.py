@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from rich.markup import escape
 from rich.table import Table
 
-from verl_fuse.advice import Advice, Gain, advise, gains_of_replay, observed
+from verl_fuse.advice import Advice, Gain, advice_of_replay, gains_of_replay
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import excluded, refused
@@ -51,8 +51,7 @@ def command(
     run, result, options = replayed(run_dir, read_options(set_ or []), features)
     gains = gains_of_replay(result, features)
     refusals, on = refusals_of(config, features), features_on(config, features)
-    open_ = [gain for gain in gains if not refusals[gain.feature] and gain.feature not in on]
-    advice = advise(open_, features, excluded(config), observed(result))
+    advice = advice_of_replay(result, features, excluded(config), lambda name: not refusals[name] and name not in on)
     others = {name: feature.most(result.stages) for name, feature in features.items() if feature.most}
     notes = notes_of(result, config, options.dedicated, advice)
     if as_json:

@@ -10,7 +10,7 @@ shorter one has tokens.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import MappingProxyType
 
@@ -193,11 +193,12 @@ def fit_decode(recorded: ReplayedStep) -> DecodeFit:
 @dataclass(frozen=True)
 class Saving:
     """The saving of a feature in seconds a step, and as a share of the paid device-seconds. `note`: how, or why
-    nothing."""
+    nothing; `stages`: the share of a stage's seconds that it leaves nothing of for other features."""
 
     note: str
     seconds: float = 0.0
     device_share: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -225,11 +226,28 @@ class Recording:
         """Tell whether replicas have devices of their own."""
         return self.options.dedicated is not False
 
+    def after(self, saving: Saving) -> "Recording":
+        """Return the run as it would have been with a feature on."""
+        left = {name: 1 - share for name, share in saving.stages.items()}
+        steps = [
+            replace(step, stages={name: seconds * left.get(name, 1.0) for name, seconds in step.stages.items()})
+            for step in self.steps
+        ]
+        inference = _inference(steps, self.through, self.dedicated)
+        return replace(
+            self,
+            steps=steps,
+            stages={name: seconds * left.get(name, 1.0) for name, seconds in self.stages.items()},
+            inference=inference,
+            threshold=search(ThresholdScan(self.begun, inference, self.moving)),
+        )
+
 
 @dataclass(frozen=True)
 class Replay:
     """Means over the recorded steps. `replay_error`: median of |replayed / recorded - 1| of their generation;
-    `observed` is the saving of observe mode, `savings` those of features by name."""
+    `observed` is the saving of observe mode, `savings` those of features by name; `beside` returns the latter once the
+    features that it is given are on, in this order."""
 
     steps: int
     seconds: float
@@ -238,6 +256,7 @@ class Replay:
     threshold: Threshold
     observed: Saving
     savings: Mapping[str, Saving]
+    beside: Callable[[Sequence[str]], Mapping[str, Saving]]
 
 
 def replay(
@@ -274,6 +293,13 @@ def replay(
         accelerator=accelerator,
         mini_batches=mini_batches,
     )
+
+    def beside(on: Sequence[str]) -> Mapping[str, Saving]:
+        run = recording
+        for name in on:
+            run = run.after(savings[name](run))
+        return {name: saving(run) for name, saving in savings.items()}
+
     return Replay(
         len(steps),
         recording.seconds,
@@ -281,7 +307,8 @@ def replay(
         float(np.median(errors)),
         recording.threshold,
         _observed(steps, options.stock_poll),
-        {name: saving(recording) for name, saving in savings.items()},
+        beside(()),
+        beside,
     )
 
 

@@ -142,6 +142,22 @@ def test_prompts_that_could_have_been_computed_once():
     assert found(eights, on=["share_prompts"]).seconds == 0
 
 
+def test_what_features_save_beside_each_other():
+    plain = step(stages={"gen": 9.3, "old_log_prob": 2.0, "ref": 1.0, "update_actor": 6.0})
+    run = ask(replace(plain, zero_gradient=0.5, group=np.arange(256) // 8))
+    alone, copies = run.savings, 256 * 50 / int((plain.prompt + plain.response).sum()) * 7 / 8
+    assert run.beside(()) == alone
+    after = run.beside(("zero_gradient",))
+    assert after["share_prompts"].seconds == pytest.approx(copies * (6.0 * 0.5 + 3.0))
+    assert after["interstage"] == alone["interstage"], "an update is nothing that is hidden"
+    after = run.beside(("zero_gradient", "old_log_prob"))
+    assert after["share_prompts"].seconds == pytest.approx(copies * (6.0 * 0.5 + 1.0))
+    assert 0 < after["interstage"].seconds < alone["interstage"].seconds
+    hidden = run.beside(("interstage",))
+    assert hidden["old_log_prob"].seconds == pytest.approx(2.0 - 2 / 3 * alone["interstage"].seconds)
+    assert hidden["zero_gradient"].seconds == pytest.approx(3.0)
+
+
 def test_values_that_the_critics_update_could_have_computed():
     def found(step: ReplayedStep):
         return ask(step).savings["values"]
