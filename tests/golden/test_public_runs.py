@@ -7,17 +7,22 @@ from collections import Counter
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from statistics import quantiles
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cli.composition import apply, key_of
 from verl_fuse.cli.launch import read_run
+from verl_fuse.cli.simulate import mini_batches_of
 from verl_fuse.host.start.preset import Choice
 from verl_fuse.host.start.settings import foreseen
+from verl_fuse.simulate.shared_prompts import copies_left
+from verl_fuse.spec.composed import ROLLOUT, getter
 
 pytest.importorskip("hydra")
 RUNS = json.loads(Path(__file__).with_name("public_runs.json").read_text())
+PEOPLES = [number for number, run in enumerate(RUNS) if run["synchronous"]]
 # Of the synchronous runs: how many have each feature on, any update feature, and nothing.
 SYNCHRONOUS, ANY_UPDATE, NOTHING = 178, 154, 11
 ON = {
@@ -31,6 +36,8 @@ ON = {
     "update.skip_values": 2,
     "pipeline.enabled": 1,
 }
+# Where prompts are computed once: quartiles of the share of tokens that need not be computed.
+SAVED_IN_UPDATES, SAVED_IN_PASSES = [0.19, 0.27, 0.4], [0.4, 0.44, 0.44]
 
 
 @cache
@@ -44,21 +51,38 @@ def base(engine: str) -> DictConfig:
     return config
 
 
-def choices(arguments: list[str]) -> tuple[Choice, ...]:
+@cache
+def foreseen_of(number: int) -> tuple[DictConfig, tuple[Choice, ...]]:
+    """The configuration of a run, and what the preset does for it."""
+    arguments = RUNS[number]["arguments"]
     engines = [argument.partition("=")[2] for argument in arguments if key_of(argument) == "model_engine"]
     config = deepcopy(base(engines[0] if engines else "dp"))
     unknown, faulty = apply(config, [argument for argument in arguments if key_of(argument) != "model_engine"])
     assert (unknown, faulty) == ((), {})
     OmegaConf.set_struct(config, False)
-    return foreseen(config, "fast")
+    return config, foreseen(config, "fast")
+
+
+def on(number: int) -> list[str]:
+    return [choice.feature.switch for choice in foreseen_of(number)[1] if not choice.reasons]
 
 
 def test_each_feature_is_on_for_as_many_public_runs_as_before():
-    runs = [run for run in RUNS if run["synchronous"]]
-    found = [[choice.feature.switch for choice in choices(run["arguments"]) if not choice.reasons] for run in runs]
+    found = [on(number) for number in PEOPLES]
     counts = Counter(switch for on in found for switch in on)
     updates = sum(any(switch.startswith("update.") for switch in on) for on in found)
-    assert (len(runs), dict(counts), updates, found.count([])) == (SYNCHRONOUS, ON, ANY_UPDATE, NOTHING)
+    assert (len(found), dict(counts), updates, found.count([])) == (SYNCHRONOUS, ON, ANY_UPDATE, NOTHING)
+
+
+def test_what_is_left_to_share_where_prompts_and_responses_are_as_long_as_their_limits():
+    found = []
+    for get in (getter(foreseen_of(number)[0]) for number in PEOPLES if "update.share_prompts" in on(number)):
+        prompt, response = get("data.max_prompt_length"), get("data.max_response_length")
+        share, samples = prompt / (prompt + response), get(f"{ROLLOUT}.n")
+        numbers = mini_batches_of(get)["actor"], 1
+        found.append([share * (1 - copies_left(samples, number)) for number in numbers])
+    quartiles = [[round(value, 2) for value in quantiles(shares)] for shares in zip(*found, strict=True)]
+    assert quartiles == [SAVED_IN_UPDATES, SAVED_IN_PASSES]
 
 
 def test_the_table_says_where_its_runs_are_from():
