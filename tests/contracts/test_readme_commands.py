@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from verl_fuse.cli.ab import plan_both
 from verl_fuse.cli.group import build
-from verl_fuse.cli.main import SUBCOMMANDS
+from verl_fuse.cli.main import GROUPS, SUBCOMMANDS
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import plan
 from verl_fuse.timeline.files import record_step
@@ -149,13 +149,13 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
     if name in LOOKED_UP or len(arguments) == len(options_of(arguments)):
         # Named alone, with options at most.
         at = [name, *(arguments[:1] if name == "schedule" else ())]
-        said = CliRunner().invoke(build(SUBCOMMANDS), [*at, "--help"], env={"COLUMNS": "200"})
+        said = CliRunner().invoke(build(GROUPS), [*at, "--help"], env={"COLUMNS": "200"})
         assert said.exit_code == 0, said.output
         assert options_of(arguments) <= set(re.findall(r"--[\w-]+", said.output))
         return
     if name == "plan":
         arguments += ["--time-limit", "2"]
-    result = CliRunner().invoke(build(SUBCOMMANDS), [name, *arguments])
+    result = CliRunner().invoke(build(GROUPS), [name, *arguments])
     assert result.exit_code == 0, result.output
     assert result.output
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from verl_fuse import plugins
 from verl_fuse.advice import Gain, chosen_of
 from verl_fuse.cli.group import build
-from verl_fuse.cli.main import SUBCOMMANDS
+from verl_fuse.cli.main import GROUPS
 from verl_fuse.cli.refused import excluded, refused
 from verl_fuse.cli.simulate import require_together
 from verl_fuse.errors import FuseError
@@ -179,7 +179,7 @@ def test_a_feature_of_a_stranger_is_treated_alike(installed_plugin, tmp_path: Pa
     assert "update.skip_zero_gradient" not in keys, "it gains less, and both are refused together"
     (tmp_path / "step.yaml").write_text(WORKLOAD)
     simulate = ["simulate", str(tmp_path / "step.yaml"), "h100x8", "--seeds", "2", "--json"]
-    found = json.loads(CliRunner().invoke(build(SUBCOMMANDS), simulate).stdout)
+    found = json.loads(CliRunner().invoke(build(GROUPS), simulate).stdout)
     seconds = {row["strategy"]: row["seconds"]["mean"] for row in found["strategies"]}
     assert seconds["toy"] == seconds["zero_gradient"] < seconds["observe"]
     assert len({"toy", "zero_gradient"} & set(found["advice"]["features"])) == 1, "they exclude each other"

@@ -20,9 +20,11 @@ def read_cluster(text: str) -> Cluster:
     match = re.fullmatch(r"(.+?)(?:x(\d+))?", text)
     if match is None:
         raise FuseError("cluster '': needs a YAML file or a device")
-    # A number of thousands of digits is not even read.
     nodes = match[2] or "1"
-    return cluster_named(match[1], nodes=int(nodes) if len(nodes) < 10 else MOST_DEVICES + 1)
+    # Python reads no number of thousands of digits.
+    if len(nodes) > 20:
+        raise FuseError(f"cluster: nodes is a number of {len(nodes)} digits; needs at most {MOST_DEVICES} devices")
+    return cluster_named(match[1], nodes=int(nodes))
 
 
 def price_of(cluster: Cluster) -> str:

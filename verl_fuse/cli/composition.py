@@ -148,13 +148,12 @@ def _no_such_key(config: DictConfig, override: str) -> str:
             break
         node = OmegaConf.select(node, part)
     known = [str(name) for name in node] if isinstance(node, DictConfig) else []
-    # All keys of `fuse` are in the YAML; some keys that verl reads are not.
-    more = (
-        f"; allowed: {', '.join(known)}"
-        if key.startswith("fuse.")
-        else f"; +{override} adds one that verl's files lack"
-    )
-    return f"{override}: there is no key {key}{nearest(part, known)}{more}"
+    if not key.startswith("fuse."):
+        return f"{override}: there is no key {key}{nearest(part, known)}; +{override} adds one that verl's files lack"
+    # Only a key within a block can be a plugin's; a block of that name is no slip of the pen.
+    of_plugin = node is OmegaConf.select(config, "fuse") and key.count(".") > 1 and not nearest(part, known, 0.75)
+    near, more = ("", f"; a plugin's: ++{override}") if of_plugin else (nearest(part, known), "")
+    return f"{override}: there is no key {key}{near}; allowed: {', '.join(known)}{more}"
 
 
 def check_syntax(overrides: Sequence[str]) -> None:

@@ -56,14 +56,14 @@ def doctor(
 
 
 def _patches(as_json: bool) -> int:
-    from verl_fuse.cli.patches import examine, table
+    from verl_fuse.cli.patches import examine, show
 
     with ProgressNotes("importing what the patches are for"):
         statuses = examine()
     if as_json:
         print_json({"patches": [dataclasses.asdict(status) for status in statuses]})
     else:
-        print_table(table(statuses))
+        show(statuses)
     return int(any(status.state == "refused" for status in statuses))
 
 

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 import typer.main
@@ -14,6 +14,8 @@ from verl_fuse.cli.output import examples
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import nearest
 
+# Title of a group in the help -> name of a subcommand -> (module with `app`, one-line help).
+Groups: TypeAlias = Mapping[str, Mapping[str, tuple[str, str]]]
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 # Click lays out a group without markup, and fills up each paragraph that does not begin with this mark.
 EXAMPLES = "\b\n" + examples(
@@ -31,6 +33,7 @@ class _LazyGroup(TyperGroup):
     according to its version.
     """
 
+    groups: Groups = {}
     subcommands: Mapping[str, tuple[str, str]] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -55,8 +58,10 @@ class _LazyGroup(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.subcommands[name][1]) for name in self.list_commands(ctx)])
+        widest = max(map(len, self.subcommands))
+        for title, entries in self.groups.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), text) for name, (_, text) in entries.items()])
 
 
 def _filled(text: str) -> str:
@@ -65,9 +70,10 @@ def _filled(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-def build(subcommands: Mapping[str, tuple[str, str]]) -> typer.Typer:
-    """Return the command with these subcommands: name -> (module with `app`, one-line help)."""
-    group = type("Group", (_LazyGroup,), {"subcommands": subcommands})
+def build(groups: Groups) -> typer.Typer:
+    """Return the command with these subcommands."""
+    subcommands = {name: entry for entries in groups.values() for name, entry in entries.items()}
+    group = type("Group", (_LazyGroup,), {"groups": groups, "subcommands": subcommands})
     # Without markup the list alone lays out the help; with it Typer would import every subcommand.
     app = typer.Typer(
         cls=group,

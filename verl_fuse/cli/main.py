@@ -9,22 +9,31 @@ import time
 
 from verl_fuse.cli import interrupt
 
-# name -> (module with `app`, one-line help)
-SUBCOMMANDS = {
-    "ab": ("verl_fuse.cli.ab", "Run a recipe as stock verl, then with verl-fuse, and compare the two runs."),
-    "advise": ("verl_fuse.cli.advise", "Say which features would have paid on a recorded run, and what to paste."),
-    "check": ("verl_fuse.cli.check", "Say what fuse.preset=fast does for a run of verl, and what unlocks more."),
-    "compare": ("verl_fuse.cli.compare", "Compare a run with its baseline: step time, stages, rewards, a verdict."),
-    "doctor": ("verl_fuse.cli.doctor", "Check this installation, in the driver and inside a Ray worker."),
-    "example": ("verl_fuse.cli.example", "Print a commented workload, cluster or plan file to start from."),
-    "plan": ("verl_fuse.cli.plan", "Find devices, layouts and micro-batches for a step, as overrides for verl."),
-    "profile": ("verl_fuse.cli.profile", "Measure this device for the planner's cost model."),
-    "recipes": ("verl_fuse.cli.recipes", "List the shipped recipes."),
-    "run": ("verl_fuse.cli.run", "Run a recipe with verl-fuse on (or --baseline: stock verl)."),
-    "schedule": ("verl_fuse.cli.schedule", "Solve, show and compare fused actor-critic pipeline schedules."),
-    "simulate": ("verl_fuse.cli.simulate", "Predict a step, stock and with every feature, without a device."),
-    "trace": ("verl_fuse.cli.trace", "Print the idle table of a recorded run and name its timeline page."),
+# What one wants -> name -> (module with `app`, one-line help).
+GROUPS = {
+    "Before a run": {
+        "check": ("verl_fuse.cli.check", "Say what fuse.preset=fast does for a run of verl, and what unlocks more."),
+        "simulate": ("verl_fuse.cli.simulate", "Predict a step, stock and with every feature, without a device."),
+        "plan": ("verl_fuse.cli.plan", "Find devices, layouts and micro-batches for a step, as overrides for verl."),
+        "schedule": ("verl_fuse.cli.schedule", "Solve, show and compare fused actor-critic pipeline schedules."),
+        "example": ("verl_fuse.cli.example", "Print a commented workload, cluster or plan file to start from."),
+    },
+    "Runs": {
+        "recipes": ("verl_fuse.cli.recipes", "List the shipped recipes."),
+        "run": ("verl_fuse.cli.run", "Run a recipe with verl-fuse on (or --baseline: stock verl)."),
+        "ab": ("verl_fuse.cli.ab", "Run a recipe as stock verl, then with verl-fuse, and compare the two runs."),
+    },
+    "After a run": {
+        "trace": ("verl_fuse.cli.trace", "Print the idle table of a recorded run and name its timeline page."),
+        "compare": ("verl_fuse.cli.compare", "Compare a run with its baseline: step time, stages, rewards, a verdict."),
+        "advise": ("verl_fuse.cli.advise", "Say which features would have paid on a recorded run, and what to paste."),
+    },
+    "This machine": {
+        "doctor": ("verl_fuse.cli.doctor", "Check this installation, in the driver and inside a Ray worker."),
+        "profile": ("verl_fuse.cli.profile", "Measure this device for the planner's cost model."),
+    },
 }
+SUBCOMMANDS = {name: entry for entries in GROUPS.values() for name, entry in entries.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -34,5 +43,5 @@ def main(argv: list[str] | None = None) -> None:
         from verl_fuse.cli import ending
         from verl_fuse.cli.group import build
 
-        app = build(SUBCOMMANDS)
+        app = build(GROUPS)
     sys.exit(ending.run(lambda: app(args=argv, prog_name="verl-fuse", standalone_mode=False, obj=begun)))

@@ -4,14 +4,14 @@ import json
 import subprocess
 import sys
 
-from rich.table import Column, Table
-from rich.text import Text
+import typer
 
+from verl_fuse.cli.prose import say
 from verl_fuse.errors import FuseError
 from verl_fuse_patches import registry
 from verl_fuse_patches.registry import PatchStatus
 
-PATCH_STYLES = {"applied": "green", "refused": "bold red", "pending": "yellow"}
+PATCH_COLOURS = {"applied": "green", "refused": "red", "pending": "yellow"}
 # A fresh process as verl would find it: its entry points install the patches if this platform asks for them.
 _PROGRAM = (
     "import dataclasses, json, verl; from verl_fuse_patches.registry import settle; "
@@ -29,15 +29,12 @@ def examine() -> list[PatchStatus]:
     return [PatchStatus(**status) for status in json.loads(process.stdout.splitlines()[-1])]
 
 
-def table(statuses: list[PatchStatus]) -> Table:
-    """Return a table with one row per patch; the reason of a refusal, or of a patch's removal, stands under the patched
-    code."""
-    columns = [Column(header, overflow="fold") for header in ("", "patch", "of")]
-    report = Table(*columns, box=None, padding=(0, 2, 0, 0))
+def show(statuses: list[PatchStatus]) -> None:
+    """Print each patch with the code that it changes, and the reason of its refusal or of its removal."""
     for status in statuses:
         patch = registry.load(status.name)
-        note = status.detail or f"until {patch.remove_when} ({patch.upstream})"
-        report.add_row(
-            Text(status.state, style=PATCH_STYLES.get(status.state, "")), patch.name, Text(f"{patch.target}\n{note}")
-        )
-    return report
+        typer.secho(f"{status.state}: {patch.name}", fg=PATCH_COLOURS.get(status.state))
+        for line in (f"of {patch.target.replace(',', ', ')}", status.detail or f"until {patch.remove_when}"):
+            say(f"  {line}")
+        if not status.detail:
+            say(f"  {patch.upstream}")

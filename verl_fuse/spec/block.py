@@ -195,7 +195,8 @@ def _names(block: type) -> str:
     return ", ".join(field.name for field in dataclasses.fields(block))  # type: ignore[arg-type]
 
 
-def nearest(key: str, known: Collection[str]) -> str:
-    """Return text to add to a message about an unknown key: the nearest known key, or no text."""
-    match = difflib.get_close_matches(key, known, n=1)
+def nearest(key: str, known: Collection[str], cutoff: float = 0.6) -> str:
+    """Return text to add to a message about an unknown key: the nearest known key, or no text; `cutoff` as of
+    difflib."""
+    match = difflib.get_close_matches(key, known, n=1, cutoff=cutoff)
     return f" (did you mean {match[0]!r}?)" if match else ""

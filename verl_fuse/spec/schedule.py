@@ -104,8 +104,10 @@ class Schedule:
             problem = ScheduleProblem.from_dict(data["problem"])
             ops = tuple(_op(entry) for entry in data["ops"])
             values = {field: data[field] for field in _FIELDS}
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise FuseError(f"not a verl-fuse schedule: {error!r}") from error
+        except KeyError as error:
+            raise FuseError(f"not a verl-fuse schedule: it has no key {error}") from error
+        except (TypeError, ValueError) as error:
+            raise FuseError(f"not a verl-fuse schedule: {error}") from error
         for field, value in values.items():
             wanted = bool if field.endswith("optimal") else str if field == "method" else float
             if wanted is float and isinstance(value, int) and not isinstance(value, bool):

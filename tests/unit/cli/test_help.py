@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bad_inputs import PROBLEM, WORKLOAD
 
-from verl_fuse.cli.main import SUBCOMMANDS, main
+from verl_fuse.cli.main import GROUPS, SUBCOMMANDS, main
 
 SCHEDULE = ("from-model", "solve", "show", "compare")
 COMMANDS = [[], *([name] for name in SUBCOMMANDS), *(["schedule", name] for name in SCHEDULE)]
@@ -90,3 +90,12 @@ def test_the_keys_of_json_are_documented(
 )
 def test_every_command_with_numbers_has_json(command: str, capsys: pytest.CaptureFixture[str]):
     assert "--json" in help_of(command.split(), "-h", capsys)
+
+
+def test_the_list_of_commands_is_grouped_by_what_one_wants(capsys: pytest.CaptureFixture[str]):
+    text = help_of([], "-h", capsys)
+    places = [text.index(f"\n{title}:\n") for title in GROUPS]
+    assert places == sorted(places)
+    for (title, entries), end in zip(GROUPS.items(), [*places[1:], len(text)], strict=True):
+        section = text[text.index(f"\n{title}:\n") : end]
+        assert re.findall(r"^  ([a-z]+) ", section.partition("Examples")[0], flags=re.MULTILINE) == [*entries]

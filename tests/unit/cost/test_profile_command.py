@@ -9,7 +9,7 @@ from tables import table
 from typer.testing import CliRunner
 
 from verl_fuse.cli.group import build
-from verl_fuse.cli.main import SUBCOMMANDS
+from verl_fuse.cli.main import GROUPS
 from verl_fuse.cli.profile import print_measured, read_run, with_floors
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.table import ProfileTable
@@ -17,7 +17,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.files import record_step
 
-app = build(SUBCOMMANDS)
+app = build(GROUPS)
 
 CONFIG = {
     "model_type": "llama",

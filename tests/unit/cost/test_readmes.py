@@ -9,13 +9,13 @@ from test_profile_command import model, run_dir  # noqa: F401 - fixtures
 from typer.testing import CliRunner
 
 from verl_fuse.cli.group import build
-from verl_fuse.cli.main import SUBCOMMANDS
+from verl_fuse.cli.main import GROUPS
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.workload import Workload
 
-app = build(SUBCOMMANDS)
+app = build(GROUPS)
 
 
 def test_commands_of_cost_run(repo: Path, tmp_path: Path, model: Path, run_dir: Path):  # noqa: F811 - fixtures

@@ -11,7 +11,7 @@ from workloads import grpo, ppo
 
 import verl_fuse.plan
 from verl_fuse.cli.group import build
-from verl_fuse.cli.main import SUBCOMMANDS, main
+from verl_fuse.cli.main import GROUPS, main
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError
@@ -27,7 +27,7 @@ from verl_fuse.spec.step import Refusal
 from verl_fuse_pipeline.refusals import refusals
 from verl_fuse_placement.refusals import refusals as placement_refusals
 
-app = build(SUBCOMMANDS)
+app = build(GROUPS)
 
 WORKLOAD = """
 algorithm: ppo
