@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -33,8 +34,8 @@ class _LazyGroup(TyperGroup):
     according to its version.
     """
 
-    groups: Groups = {}
-    subcommands: Mapping[str, tuple[str, str]] = {}
+    groups: Groups = MappingProxyType({})
+    subcommands: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.subcommands)

@@ -73,6 +73,11 @@ def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_pla
             r"no key fuse\.interstage\.enabld \(did you mean 'enabled'\?\); allowed: enabled, layout",
         ),
         (
+            "fuse.acme.pieces=4",
+            r"no key fuse\.acme\.pieces; allowed: run_dir, .*; a plugin's: \+\+fuse\.acme\.pieces=4$",
+        ),
+        ("fuse.acme=4", r"no key fuse\.acme .*observe$"),
+        (
             "fuse.interstag.enabled=true",
             r"no key fuse\.interstag\.enabled \(did you mean 'interstage'\?\); allowed: run_dir",
         ),
