@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "schedule": ("verl_fuse.cli.schedule", "Solve, show and compare fused actor-critic pipeline schedules."),
     "simulate": ("verl_fuse.cli.simulate", "Predict a step, stock and with every feature, without a device."),
     "trace": ("verl_fuse.cli.trace", "Print the idle table of a recorded run and name its timeline page."),
+    "tune": ("verl_fuse.cli.tune", "Find faster settings of verl that train the same, by short trials of real steps."),
 }
 
 
