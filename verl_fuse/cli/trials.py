@@ -55,7 +55,9 @@ def planned(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, s
         f"trainer.experiment_name={name}",
         f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{name}",
     )
-    return plan(recipe, [*overrides, *TRIAL, *own], baseline=False, home=home)
+    # The task of the first trial is there.
+    task = ("recipe.prepare=null",) if number > 1 else ()
+    return plan(recipe, [*overrides, *TRIAL, *own, *task], baseline=False, home=home)
 
 
 def made(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, steps: int, limit: float) -> Outcome:

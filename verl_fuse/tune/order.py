@@ -7,7 +7,7 @@ other than the current one, and no value is guessed twice.
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard
 
 from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT
 from verl_fuse.tune.candidates import Candidate
@@ -61,12 +61,13 @@ def guesses(candidate: Candidate) -> tuple[Value, ...]:
     current, place = candidate.current, rank(candidate.setting.key)
     others = [value for value in candidate.values if value != current]
     guess: Guess = ORDER[place].guess if place < len(ORDER) else "nearest"
-    if guess == "listed" or not all(_is_size(value) for value in others):
-        return tuple(others)
-    if guess == "largest" or not _is_size(current):
-        return tuple(sorted(others, reverse=True))  # type: ignore[type-var]
-    return tuple(sorted(others, key=lambda value: (value < current, abs(math.log(value / current)))))  # type: ignore
+    sizes = [value for value in others if _is_size(value)]
+    if guess == "largest" and sizes == others:
+        return tuple(sorted(sizes, reverse=True))
+    if guess == "nearest" and sizes == others and _is_size(current):
+        return tuple(sorted(sizes, key=lambda size: (size < current, abs(math.log(size / current)))))
+    return tuple(others)
 
 
-def _is_size(value: Value) -> bool:
+def _is_size(value: Value) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

@@ -44,7 +44,7 @@ def _problems(config: DictConfig, keys: Collection[str], allow: Collection[str])
     mode = getter(config)("trainer.v1.trainer_mode")
     if is_legacy(config):
         yield "trainer.use_v1=false: needs true: the trainer before V1 reads other keys"
-    elif mode not in ("fuse", "sync"):
+    elif mode not in (None, "fuse", "sync"):
         reason = "an asynchronous step is not one after the other"
         yield f"trainer.v1.trainer_mode={written(mode)}: needs fuse or sync: {reason}"
     for column in allow:
@@ -52,10 +52,11 @@ def _problems(config: DictConfig, keys: Collection[str], allow: Collection[str])
             yield f"--allow {column}{nearest(column, ALLOWED)}: allowed: {', '.join(ALLOWED)}"
     for key in keys:
         setting, why = BY_KEY.get(key), not_tried(key, config)
-        if setting and (costs := _costs(setting, allow)):
-            yield f"--keys {key}: needs {' '.join(f'--allow {column}' for column in costs)}"
-        elif why and not (setting and any(need in keys for need in setting.needs)):
+        # Another key that is tried may bring it into play.
+        if why and not (setting and any(need in keys for need in setting.needs)):
             yield f"--keys {key}: {why}"
+        elif setting and (costs := _costs(setting, allow)):
+            yield f"--keys {key}: needs {' '.join(f'--allow {column}' for column in costs)}"
 
 
 def _costs(setting: Setting, allow: Collection[str]) -> tuple[str, ...]:
