@@ -98,10 +98,11 @@ print("at work", flush=True)
 time.sleep(600)
 """
     # Long enough for the program to start on a machine that is busy.
-    found = tried(program, limit=15.0)
-    assert found == Outcome("hung", reason="not done after 15 s; at work")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid_file.read_text()), 0)
+    found = tried(program, limit=10.0)
+    assert found == Outcome("hung", reason="not done after 10 s; at work")
+    # Nobody may have collected the process yet.
+    state = Path(f"/proc/{pid_file.read_text()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
 @pytest.mark.parametrize("part", ["task", "training"])
@@ -131,7 +132,7 @@ def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(tmp_
     trainer, fuse = launch.config.trainer, launch.config.fuse
     assert (trainer.save_freq, trainer.test_freq, trainer.val_before_train) == (-1, -1, False)
     assert (trainer.resume_mode, trainer.logger, trainer.total_training_steps) == ("disable", ["file"], 5)
-    assert (trainer.v1.trainer_mode, fuse.preset, fuse.interstage.enabled) == ("fuse", "observe", None)
+    assert (trainer.v1.trainer_mode, fuse.preset, fuse.interstage.enabled) == ("fuse", "observe", False)
     assert launch.config.data.seed == 7
     assert list(tmp_path.iterdir()) == []
 
