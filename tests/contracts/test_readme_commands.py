@@ -148,7 +148,7 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
         )
         assert all(run.run_dir for run in planned)
         return
-    if name == "tune":
+    if name == "tune" and arguments:
         # Its options are read, and the trial of the base is planned.
         monkeypatch.setattr(trials, "outcome", lambda launch, limit: Outcome("crashed", reason=str(launch.run_dir)))
         result = CliRunner().invoke(build(SUBCOMMANDS), [name, *arguments])

@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -71,6 +72,7 @@ def tune(
         say(f"trial {number}: {_result(found)}")
         return found
 
+    @cache
     def candidates(changes: Overrides):
         return wanted(compose(recipe, [*given, *changes]), keys or [], allow or [])
 

@@ -3,7 +3,7 @@ and the base again, in turn.
 
 Invariants (tests/unit/tune/test_search.py):
 - the base is tried first, and ends the search where it is not measured;
-- no configuration is tried twice before the finals, and no value of a key twice;
+- no configuration is tried twice before the finals, and no value of a key twice, the base's included;
 - a trial that fails is a result; after one that was out of memory the next value of the same key comes first;
 - a trial is only started where the longest one so far fits into what is left beside the finals;
 - Ctrl-C ends the search, not what is known.
@@ -160,6 +160,7 @@ class Search:
         """Return the next change (key, value, all overrides): a value of the key tried least often, of these the first
         in the order."""
         found = self._candidates(best)
+        self._asked += [(each.setting.key, each.current) for each in found]
         for candidate in sorted(found, key=lambda each: (self._attempts[each.setting.key], rank(each.setting.key))):
             for value in guesses(candidate):
                 if (candidate.setting.key, value) in self._asked:

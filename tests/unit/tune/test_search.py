@@ -81,6 +81,12 @@ def test_what_is_faster_is_kept_and_the_rest_tried_beside_it():
     assert all(set(overrides) != {f"{SEQS}=32", f"{SEQS}=16"} for overrides in made)
 
 
+def test_the_value_that_the_base_has_is_not_tried_after_a_change():
+    _, made = search(Machine({f"{SEQS}=32": 0.5, f"{PADDING}=false": 0.5}), SEQS, PADDING, base={SEQS: 8})
+    assert made[:4] == [(), (f"{SEQS}=32",), (f"{SEQS}=32", f"{PADDING}=false"), (f"{SEQS}=16", f"{PADDING}=false")]
+    assert not any(override in overrides for overrides in made for override in (f"{SEQS}=8", f"{PADDING}=true"))
+
+
 def test_a_change_that_gains_too_little_to_be_told_from_noise_is_not_kept():
     found, made = search(Machine({f"{SEQS}=32": 0.99}), SEQS, WORKERS)
     assert made[2] == (f"{WORKERS}=16",)
