@@ -62,10 +62,11 @@ def guesses(candidate: Candidate) -> tuple[Value, ...]:
     others = [value for value in candidate.values if value != current]
     guess: Guess = ORDER[place].guess if place < len(ORDER) else "nearest"
     sizes = [value for value in others if _is_size(value)]
-    if guess == "largest" and sizes == others:
+    if guess == "largest" and len(sizes) == len(others):
         return tuple(sorted(sizes, reverse=True))
-    if guess == "nearest" and sizes == others and _is_size(current):
-        return tuple(sorted(sizes, key=lambda size: (size < current, abs(math.log(size / current)))))
+    if guess == "nearest" and len(sizes) == len(others) and _is_size(current):
+        ordered = sorted(sizes, key=lambda size: (size < current, abs(math.log(size / current))))
+        return tuple(ordered)
     return tuple(others)
 
 

@@ -1,7 +1,7 @@
 """Finds faster settings by trials: changes one setting at a time and keeps what is faster, then measures the finalists
 and the base again, in turn.
 
-Invariants (tests/unit/tune/test_search.py):
+Invariants (tests/unit/tune/test_tune_search.py):
 - the base is tried first, and ends the search where it is not measured;
 - no configuration is tried twice before the finals, and no value of a key twice, the base's included;
 - a trial that fails is a result; after one that was out of memory the next value of the same key comes first;
