@@ -56,7 +56,7 @@ def planned(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, s
         f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{name}",
     )
     # The task of the first trial is there.
-    task = ("recipe.prepare=null",) if number > 1 else ()
+    task = ("recipe.prepare=null",) if number > 1 and recipe.prepare else ()
     return plan(recipe, [*overrides, *TRIAL, *own, *task], baseline=False, home=home)
 
 

@@ -140,9 +140,11 @@ def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(tmp_
 def test_the_first_trial_alone_makes_the_task(tmp_path, monkeypatch):
     pytest.importorskip("hydra")
     monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
-    recipe = find_recipe("grpo-cpu")
-    assert planned(recipe, (), tmp_path, 1, 3).prepare
-    assert planned(recipe, (), tmp_path, 2, 3).prepare is None
+    # The second recipe has no task, and no key for one.
+    for name, makes in (("grpo-cpu", True), ("grpo-gsm8k-8gpu", False)):
+        recipe = find_recipe(name)
+        assert bool(planned(recipe, (), tmp_path, 1, 3).prepare) == makes
+        assert planned(recipe, (), tmp_path, 2, 3).prepare is None
 
 
 def test_what_the_plan_refuses_is_an_outcome(tmp_path, monkeypatch):
