@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from verl_fuse.cli import trials
 from verl_fuse.cli.ab import plan_both
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import GROUPS, SUBCOMMANDS
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import plan
 from verl_fuse.timeline.files import record_step
+from verl_fuse.tune.search import Outcome
 
 REPO = Path(__file__).resolve().parents[2]
 sys.path.extend(str(REPO / "tests/unit" / folder) for folder in ("compare", "timeline"))
@@ -145,6 +147,12 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
             else [plan(recipe, overrides, baseline=False, home=tmp_path)]
         )
         assert all(run.run_dir for run in planned)
+        return
+    if name == "tune" and arguments:
+        # Its options are read, and the trial of the base is planned.
+        monkeypatch.setattr(trials, "outcome", lambda launch, limit: Outcome("crashed", reason=str(launch.run_dir)))
+        result = CliRunner().invoke(build(SUBCOMMANDS), [name, *arguments])
+        assert result.exit_code == 1, result.output
         return
     if name in LOOKED_UP or len(arguments) == len(options_of(arguments)):
         # Named alone, with options at most.

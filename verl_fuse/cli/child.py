@@ -6,9 +6,11 @@ still alive after its driver has ended is found by the variable, through /proc.
 Invariants (tests/unit/recipes/test_child.py):
 - SIGINT, SIGTERM and SIGHUP reach the child, even where they are ignored here; a second signal ends the child at once;
 - the child's output goes to `output`, or to this process's own output;
+- a child that takes longer than `limit` is told to end, and ended at once where it does not;
 - no process that inherited the mark is alive afterwards.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -31,11 +33,12 @@ POLL = 0.2
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of the child: its exit code (128 + the number of the signal that ended the child), and the signal that
-    was passed on to the child, if any."""
+    """The end of the child: its exit code (128 + the number of the signal that ended the child), the signal that was
+    passed on to the child, if any, and whether it took longer than its limit."""
 
     code: int
     stopped_by: signal.Signals | None
+    late: bool = False
 
 
 def run(
@@ -43,9 +46,11 @@ def run(
     environment: Mapping[str, str],
     output: IO[bytes] | None = None,
     poll: Callable[[], None] = lambda: None,
+    limit: float = math.inf,
 ) -> Ending:
-    """Run `command` to its end; both its streams go to `output`. `poll` is called every POLL seconds."""
-    run_id = uuid.uuid4().hex
+    """Run `command` to its end; both its streams go to `output`. `poll` is called every POLL seconds, `limit` is in
+    seconds."""
+    run_id, deadline = uuid.uuid4().hex, time.monotonic() + limit
     child: subprocess.Popen[bytes] | None = None
     received: list[int] = []
 
@@ -56,7 +61,7 @@ def run(
 
     # Before the child starts: a signal that is ignored here (SIGINT under nohup) would be ignored by the child as well.
     previous = {number: signal.signal(number, pass_on) for number in PASSED_ON}
-    said = False
+    said, late = False, 0
     try:
         child = subprocess.Popen(
             command,
@@ -69,6 +74,9 @@ def run(
             _send(child, number, first=index == 0)
         while (code := _ended(child)) is None:
             poll()
+            if time.monotonic() >= deadline:
+                late, deadline = late + 1, deadline + TERMINATE_SECONDS
+                _send(child, signal.SIGTERM, first=late == 1)
             if received and not said:
                 name = signal.Signals(received[0]).name
                 print(
@@ -82,7 +90,7 @@ def run(
         end_processes(run_id, patient=len(received) < 2)
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return Ending(code if code >= 0 else 128 - code, signal.Signals(received[0]) if received else None)
+    return Ending(code if code >= 0 else 128 - code, signal.Signals(received[0]) if received else None, late > 0)
 
 
 def _send(child: subprocess.Popen[bytes], number: int, *, first: bool) -> None:

@@ -22,6 +22,10 @@ GROUPS = {
         "recipes": ("verl_fuse.cli.recipes", "List the shipped recipes."),
         "run": ("verl_fuse.cli.run", "Run a recipe with verl-fuse on (or --baseline: stock verl)."),
         "ab": ("verl_fuse.cli.ab", "Run a recipe as stock verl, then with verl-fuse, and compare the two runs."),
+        "tune": (
+            "verl_fuse.cli.tune",
+            "Find faster settings of verl that train the same, by short trials of real steps.",
+        ),
     },
     "After a run": {
         "trace": ("verl_fuse.cli.trace", "Print the idle table of a recorded run and name its timeline page."),

@@ -1,5 +1,6 @@
 """`verl-fuse run NAME`: runs a shipped recipe through verl's own entry point, in a child process."""
 
+import math
 import os
 import shlex
 import signal
@@ -170,35 +171,21 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
 
 def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
     """Make the task, check the data, train and print the summary; return the exit code of the part that ended last."""
-    # The user's variables win, but the metrics must be where the summary looks for them.
-    environment = {**launch.environment, **os.environ, METRICS_PATH_VARIABLE: launch.environment[METRICS_PATH_VARIABLE]}
-    try:
-        launch.run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FuseError(f"trainer.default_local_dir={launch.run_dir} cannot be made: {error.strerror}") from error
+    make_folder(launch)
+    page = launch.run_dir / INDEX_PAGE
+    before = _written(page)
     with _output(launch, verbose=verbose) as (log, poll):
         if launch.prepare is not None:
             say("the task is made, if it is not there yet")
-            made = child.run(launch.prepare, environment, log, poll)
-            if made.stopped_by is not None:
-                say(f"stopped by {made.stopped_by.name} before training began; the same command starts anew")
-                return 128 + made.stopped_by
-            if made.code:
-                say(f"making the task ended with exit code {made.code}" + _why(launch, verbose=verbose))
-                return made.code
-        for file in launch.data_files:
-            check_data_file(file)
-        # The task may have been made just now.
-        if problems := list(row_refusals(launch.config)):
-            raise FuseError(*problems)
-        page = launch.run_dir / INDEX_PAGE
-        before = _written(page)
-        kept = earlier.move_away(launch.metrics)
-        try:
-            say("verl starts" if launch.resumed is None else f"verl starts after step {launch.resumed}")
-            ending = child.run(launch.command, environment, log, poll)
-        finally:
-            logged = not earlier.put_back(kept, launch.metrics) and launch.metrics.exists()
+        made = prepare(launch, log, poll)
+        if made.stopped_by is not None:
+            say(f"stopped by {made.stopped_by.name} before training began; the same command starts anew")
+            return 128 + made.stopped_by
+        if made.code:
+            say(f"making the task ended with exit code {made.code}" + _why(launch, verbose=verbose))
+            return made.code
+        say("verl starts" if launch.resumed is None else f"verl starts after step {launch.resumed}")
+        ending, logged = train(launch, log, poll)
     code = ending.code
     # The exit code of a run that was told to stop is no fault: Ray's driver aborts with 134, for example.
     if ending.stopped_by is not None and code:
@@ -226,6 +213,47 @@ def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
     elif code:
         say(f"verl ended with exit code {code}" + _why(launch, verbose=verbose))
     return code
+
+
+def make_folder(launch: PlannedRun) -> None:
+    """Make the run's folder; a FuseError if that cannot be."""
+    try:
+        launch.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FuseError(f"trainer.default_local_dir={launch.run_dir} cannot be made: {error.strerror}") from error
+
+
+def prepare(launch: PlannedRun, log: IO[bytes] | None, poll: Callable[[], None] = lambda: None) -> child.Ending:
+    """Make the task, if the recipe has one, and check the data; a FuseError tells what is wrong with it."""
+    made = child.Ending(0, None)
+    if launch.prepare is not None:
+        made = child.run(launch.prepare, _variables(launch), log, poll)
+    if made.stopped_by is not None or made.code:
+        return made
+    for file in launch.data_files:
+        check_data_file(file)
+    # The task may have been made just now.
+    if problems := list(row_refusals(launch.config)):
+        raise FuseError(*problems)
+    return made
+
+
+def train(
+    launch: PlannedRun, log: IO[bytes] | None, poll: Callable[[], None] = lambda: None, limit: float = math.inf
+) -> tuple[child.Ending, bool]:
+    """Train for at most `limit` seconds; return how that ended, and whether there are metrics of this run."""
+    kept = earlier.move_away(launch.metrics)
+    try:
+        ending = child.run(launch.command, _variables(launch), log, poll, limit)
+    finally:
+        logged = not earlier.put_back(kept, launch.metrics) and launch.metrics.exists()
+    return ending, logged
+
+
+def _variables(launch: PlannedRun) -> dict[str, str]:
+    """Return the run's environment. The user's variables win, but the metrics must be where the summary looks for
+    them."""
+    return {**launch.environment, **os.environ, METRICS_PATH_VARIABLE: launch.environment[METRICS_PATH_VARIABLE]}
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def test_every_help_text_has_examples_and_points_to_no_source(command: list[str]
             assert [word for word in words if word.startswith("--") and word not in known] == []
 
 
-@pytest.mark.parametrize("command", ["ab", "advise", "compare"])
+@pytest.mark.parametrize("command", ["ab", "advise", "compare", "tune"])
 def test_paragraphs_are_filled(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
@@ -62,7 +62,7 @@ def test_paragraphs_are_filled(command: str, monkeypatch: pytest.MonkeyPatch, ca
 def test_the_keys_of_json_are_documented(
     documented_keys: dict[str, set[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    """Of `trace`, `simulate --from`, `doctor` and `profile`, which need a run, verl or torch,
+    """Of `trace`, `simulate --from`, `doctor`, `profile` and `tune`, which need a run, verl or torch,
     beside their other tests."""
     step, problem, schedule = (tmp_path / name for name in ("step.yaml", "problem.json", "schedule.json"))
     step.write_text(json.dumps(WORKLOAD))
@@ -86,7 +86,7 @@ def test_the_keys_of_json_are_documented(
 
 
 @pytest.mark.parametrize(
-    "command", ["trace", "simulate", "plan", "doctor", "profile", *(f"schedule {n}" for n in SCHEDULE)]
+    "command", ["trace", "simulate", "plan", "doctor", "profile", "tune", *(f"schedule {n}" for n in SCHEDULE)]
 )
 def test_every_command_with_numbers_has_json(command: str, capsys: pytest.CaptureFixture[str]):
     assert "--json" in help_of(command.split(), "-h", capsys)

@@ -24,6 +24,24 @@ def test_a_child_that_a_signal_ends_gives_128_plus_its_number():
     assert start("import os; os.kill(os.getpid(), 9)") == child.Ending(137, None)
 
 
+@pytest.mark.parametrize("answer", ["sys.exit(5)", "None"])
+def test_a_child_that_takes_too_long_is_told_to_end_and_then_ended(answer, monkeypatch):
+    monkeypatch.setattr(child, "TERMINATE_SECONDS", 0.5)
+    code = f"""
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: {answer})
+while True:
+    time.sleep(0.1)
+"""
+    # Long enough for the child to begin on a machine that is busy.
+    ending = child.run([sys.executable, "-c", code], dict(os.environ), limit=5.0)
+    assert ending == child.Ending(5 if "5" in answer else 137, None, late=True)
+
+
+def test_a_child_within_its_limit_is_not_late():
+    assert child.run([sys.executable, "-c", ""], dict(os.environ), limit=600.0) == child.Ending(0, None)
+
+
 def test_signals_reach_the_child(tmp_path):
     ready = tmp_path / "ready"
     code = f"""

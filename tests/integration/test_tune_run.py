@@ -1,0 +1,96 @@
+"""`verl-fuse tune` on real verl, from padded micro-batches of one row: trials, finals, and what is left afterwards."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from support.fork_server import SITE
+from verl_runs import SMALL, make_task
+
+from verl_fuse.cli.report import read_metrics
+from verl_fuse.spec.run_config import find_config
+
+pytest.importorskip("verl")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(os.environ.get("VERL_FUSE_LONG") != "1", reason="takes four minutes: VERL_FUSE_LONG=1"),
+]
+
+ACTOR, ROLLOUT, REFERENCE = (f"actor_rollout_ref.{block}" for block in ("actor", "rollout", "ref"))
+PACKED, STEPS = f"{ACTOR}.use_dynamic_bsz", 2
+START = (
+    *SMALL,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=1",
+    f"{REFERENCE}.log_prob_micro_batch_size_per_gpu=1",
+)
+CHANGE = [f"{PACKED}=true", f"{ROLLOUT}.log_prob_use_dynamic_bsz=true"]
+COMMAND = ("tune", "grpo-cpu", *START, "recipe.prepare=null", "--keys", PACKED, "--steps", str(STEPS), "--json")
+MARK = "TUNE_TEST"
+
+
+def left_over(value: str) -> list[str]:
+    """Return the command lines of living processes with the test's mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={value}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def test_padded_rows_one_by_one_are_packed_if_that_is_faster_and_nothing_is_left(verl_home: Path, forks):
+    make_task(verl_home, "grpo-cpu")
+    own = verl_home / "grpo-cpu" / "metrics.jsonl"
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("of a run made before")
+    before = {path: path.stat().st_mtime_ns for path in [own.parent, *own.parent.rglob("*")]}
+    mark = uuid.uuid4().hex
+    python_path = os.pathsep.join([str(SITE), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **forks, "VERL_FUSE_HOME": str(verl_home), "PYTHONPATH": python_path, MARK: mark}
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("verl-fuse")), *COMMAND],
+        env=environment,
+        cwd=verl_home,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout)
+
+    folder = verl_home / "grpo-cpu-tune"
+    assert [(each["overrides"], each["outcome"]) for each in found["trials"][:2]] == [
+        ([], "measured"),
+        (CHANGE, "measured"),
+    ]
+    assert all(each["seconds"] > 0 and each["reason"] is None for each in found["trials"])
+    for number, trial in enumerate(found["trials"], start=1):
+        config = find_config(folder / f"trial-{number:02d}")
+        assert config.actor_rollout_ref.actor.use_dynamic_bsz == bool(trial["overrides"])
+        records = [
+            data for _, data in read_metrics(folder / f"trial-{number:02d}/metrics.jsonl") if "timing_s/step" in data
+        ]
+        counted = [data["timing_s/step"] for data in records[1:]]
+        assert len(counted) == (STEPS if number < 3 else 2 * STEPS)
+        assert trial["seconds"] == pytest.approx(sum(counted) / len(counted))
+        # In observe mode, which streams nothing.
+        assert "fuse/step_seconds" in records[0]
+        assert not any(data.get("fuse/overlap_seconds") for data in records)
+        assert not list((folder / f"trial-{number:02d}").glob("global_step_*"))
+    # Whether packing is faster depends on the machine: where it is, both are measured again in both turns.
+    faster = found["trials"][1]["seconds"] <= 0.98 * found["trials"][0]["seconds"]
+    order = [[], CHANGE, *([[], CHANGE, CHANGE, []] if faster else [])]
+    assert [each["overrides"] for each in found["trials"]] == order
+    assert found["best"]["overrides"] in ([], CHANGE)
+    if found["best"]["overrides"]:
+        assert found["best"]["ratio_interval"][1] < 1
+
+    assert {path: path.stat().st_mtime_ns for path in [own.parent, *own.parent.rglob("*")]} == before
+    assert left_over(mark) == []

@@ -1,0 +1,165 @@
+"""Trials of `verl-fuse tune`: what each is told, and what becomes of programs in verl's place."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from verl_fuse.cli import child, trials
+from verl_fuse.cli.recipes import find_recipe
+from verl_fuse.cli.run import METRICS_PATH_VARIABLE, PlannedRun
+from verl_fuse.cli.trials import made, outcome, planned
+from verl_fuse.tune.search import Outcome
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+
+RAY = "\x1b[36m(WorkerDict pid=7)\x1b[0m "
+STEPS = [{"timing_s/step": 9.0}, {"timing_s/step": 2.0}, {"timing_s/step": 4.0}]
+PEAKS = [{**step, "actor/perf/max_memory_reserved_gb": 1.5, "perf/max_memory_reserved_gb": 0.5} for step in STEPS]
+
+
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a program in verl's place: what became of it."""
+    monkeypatch.setattr(child, "TERMINATE_SECONDS", 0.3)
+
+    def tried(program: str, *, limit: float = 60.0, prepare: str | None = None) -> Outcome:
+        task = None if prepare is None else (sys.executable, "-c", prepare)
+        variables = {METRICS_PATH_VARIABLE: str(tmp_path / "metrics.jsonl")}
+        return outcome(PlannedRun(task, (sys.executable, "-c", program), variables, (), tmp_path), limit)
+
+    return tried
+
+
+def logs(*steps: dict) -> str:
+    lines = "".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in enumerate(steps, start=1))
+    return f"import os; open(os.environ[{METRICS_PATH_VARIABLE!r}], 'w').write({lines!r})\n"
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_steps_after_the_first_are_measured(tried, capfd):
+    assert tried(f"print({RAY!r} + 'noise')\n" + logs(*STEPS)) == Outcome("measured", (2.0, 4.0))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_largest_peak_of_all_roles_counts_and_none_of_a_host(tried):
+    assert tried(logs(*PEAKS)).peak_bytes == 3 * 2**29
+    assert tried(logs(*({**step, "perf/max_memory_reserved_gb": 0.0} for step in STEPS))).peak_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "reason"),
+    [
+        ("raise ValueError('too large:\\n  - by one')", "crashed", "ValueError: too large:"),
+        ("raise SystemExit(3)", "crashed", "exit code 3"),
+        ("print('last words'); raise SystemExit(3)", "crashed", "last words"),
+        ("import os; os.abort()", "crashed", "exit code 134"),
+        (
+            f"print({RAY!r} + 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB'); raise ValueError",
+            "out_of_memory",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+        ),
+        (
+            f"print({RAY!r} + 'ValueError: No available memory for the cache blocks.'); raise RuntimeError('engine')",
+            "out_of_memory",
+            "ValueError: No available memory for the cache blocks.",
+        ),
+        ("import os; os.kill(os.getpid(), 9)", "out_of_memory", "exit code 137"),
+        (logs(STEPS[0]), "crashed", "ended after 1 steps: needs more than the 1 of warm-up"),
+        ("pass", "crashed", "ended after 0 steps: needs more than the 1 of warm-up"),
+    ],
+)
+def test_a_failure_has_its_kind_and_a_reason(tried, program: str, kind: str, reason: str):
+    assert tried(program) == Outcome(kind, reason=reason)
+
+
+def test_a_task_that_cannot_be_made_is_a_failure(tried):
+    assert tried(logs(*STEPS), prepare="raise OSError('no disk')") == Outcome("crashed", reason="OSError: no disk")
+
+
+def test_metrics_of_an_earlier_trial_in_the_folder_do_not_count(tried, tmp_path):
+    tried(logs(*STEPS))
+    assert tried("pass").kind == "crashed"
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_one_that_hangs_is_ended_with_all_that_it_started(tried, tmp_path):
+    pid_file = tmp_path / "pid"
+    program = f"""
+import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path({str(pid_file)!r}).write_text(str(other.pid))
+print("at work", flush=True)
+time.sleep(600)
+"""
+    # Long enough for the program to start on a machine that is busy.
+    found = tried(program, limit=10.0)
+    assert found == Outcome("hung", reason="not done after 10 s; at work")
+    # A process that was killed may take a moment to end, and nobody may have collected it yet.
+    deadline = time.monotonic() + 60
+    while runs(int(pid_file.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("part", ["task", "training"])
+def test_a_trial_that_is_told_to_stop_is_no_outcome(tried, tmp_path, part: str):
+    ready = tmp_path / "ready"
+    waits = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+
+    def interrupt() -> None:
+        while not ready.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        tried(waits, prepare=waits if part == "task" else None)
+    thread.join()
+
+
+def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    pytest.importorskip("hydra")
+    monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
+    # What a user's run does counts for nothing here; neither do features that a recipe has on.
+    given = ("trainer.save_freq=1", "trainer.default_local_dir=/mine", "trainer.total_training_steps=99")
+    launch = planned(find_recipe("dapo-cpu"), (*given, "data.seed=7"), tmp_path, 3, 4)
+    assert launch.run_dir == tmp_path / "dapo-cpu-tune" / "trial-03"
+    trainer, fuse = launch.config.trainer, launch.config.fuse
+    assert (trainer.save_freq, trainer.test_freq, trainer.val_before_train) == (-1, -1, False)
+    assert (trainer.resume_mode, trainer.logger, trainer.total_training_steps) == ("disable", ["file"], 5)
+    assert (trainer.v1.trainer_mode, fuse.preset, fuse.interstage.enabled) == ("fuse", "observe", False)
+    assert launch.config.data.seed == 7
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_trial_alone_makes_the_task(tmp_path, monkeypatch):
+    pytest.importorskip("hydra")
+    monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
+    # The second recipe has no task, and no key for one.
+    for name, makes in (("grpo-cpu", True), ("grpo-gsm8k-8gpu", False)):
+        recipe = find_recipe(name)
+        assert bool(planned(recipe, (), tmp_path, 1, 3).prepare) == makes
+        assert planned(recipe, (), tmp_path, 2, 3).prepare is None
+
+
+def test_what_the_plan_refuses_is_an_outcome(tmp_path, monkeypatch):
+    pytest.importorskip("hydra")
+    monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
+    monkeypatch.setattr(trials, "outcome", lambda launch, limit: pytest.fail(f"{launch} was started"))
+    found = made(find_recipe("grpo-cpu"), ("data.nosuch=1",), tmp_path, 2, 3, 60.0)
+    assert found.kind == "refused"
+    assert "there is no key data.nosuch" in (found.reason or "")

@@ -1,0 +1,156 @@
+"""`verl-fuse tune`: what it refuses, prints and returns, with functions in place of runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from verl_fuse.cli import trials
+from verl_fuse.cli.main import main
+from verl_fuse.tune.search import Outcome
+
+pytest.importorskip("hydra")
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+SEQS, SIZE = f"{ROLLOUT}.max_num_seqs", f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+# Steps that take 2 s, and 1 s with all requests at once.
+SLOW, FAST = Outcome("measured", (2.0, 2.02, 1.98)), Outcome("measured", (1.0, 0.98, 1.02), peak_bytes=2**30)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs the command with `trial` (overrides of the base -> Outcome) in place of runs: exit code, stdout, stderr."""
+
+    def tuned(trial, *arguments: str) -> tuple[int, str, str]:
+        def made(recipe, overrides, home, number, steps, limit) -> Outcome:
+            return trial(tuple(overrides))
+
+        monkeypatch.setattr(trials, "made", made)
+        with pytest.raises(SystemExit) as end:
+            main(["tune", "grpo-cpu", *arguments])
+        return end.value.code, *capsys.readouterr()
+
+    return tuned
+
+
+def never(overrides: tuple[str, ...]) -> Outcome:
+    pytest.fail(f"{overrides} was started")
+
+
+def by_requests(overrides: tuple[str, ...]) -> Outcome:
+    if f"{SEQS}=32" in overrides:
+        return FAST
+    return Outcome("out_of_memory", reason="CUDA out of memory") if f"{SEQS}=16" in overrides else SLOW
+
+
+BASE = (f"{SEQS}=8", "--keys", SEQS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--budget", "1.9"), "--budget 1.9: needs 2 minutes at least"),
+        (("--budget", "inf"), "--budget inf: needs 2 minutes at least"),
+        (("--keys", f"{ROLLOUT}.max_num_seq"), f"there is no such key (did you mean '{SEQS}'?)"),
+        (("--keys", "algorithm.gamma"), "--keys algorithm.gamma: the loss"),
+        (("--keys", f"{ACTOR}.strategy"), f"--keys {ACTOR}.strategy: needs --allow ends_resume"),
+        (("--allow", "ends_resum"), "--allow ends_resum (did you mean 'ends_resume'?)"),
+        (("trainer.v1.trainer_mode=separate_async",), "trainer.v1.trainer_mode=separate_async: needs fuse or sync"),
+        (("fuse.interstage.enabled=true",), "fuse.interstage.enabled=true: trials are in observe mode"),
+        (("~fuse",), "~fuse: trials are in observe mode"),
+        (("data.trian_files=x",), "there is no key data.trian_files"),
+        (("--steps", "1"), "--steps"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_starts(tuned, home: Path, arguments, said: str):
+    code, out, err = tuned(never, *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert list(home.iterdir()) == []
+
+
+def test_json_is_one_object_on_stdout(tuned, documented_keys):
+    code, out, err = tuned(by_requests, *BASE, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert set(found) == documented_keys["tune"]
+    assert found["base"]["seconds"] == pytest.approx(2.0)
+    best = found["best"]
+    assert best["overrides"] == [f"{SEQS}=32"]
+    assert (best["seconds"], best["ratio"]) == (pytest.approx(1.0), pytest.approx(0.5))
+    assert best["ratio_interval"][0] < 0.5 < best["ratio_interval"][1] < 1
+    assert best["interval"][0] < 1.0 < best["interval"][1]
+    assert set(best) == {"overrides", "seconds", "interval", "ratio", "ratio_interval"}
+    assert found["trials"][:3] == [
+        *(
+            {
+                "overrides": overrides,
+                "predicted_seconds": None,
+                "seconds": seconds,
+                "outcome": outcome,
+                "reason": reason,
+                "peak_bytes": peak,
+            }
+            for overrides, seconds, outcome, reason, peak in (
+                ([], 2.0, "measured", None, None),
+                ([f"{SEQS}=32"], 1.0, "measured", None, 2**30),
+                ([f"{SEQS}=16"], None, "out_of_memory", "CUDA out of memory", None),
+            )
+        )
+    ]
+    assert len(found["trials"]) == 7
+    assert 0 <= found["minutes"] < 15
+    assert "trial 1: the base" in err
+
+
+def test_the_table_has_every_trial_and_the_verdict_comes_last(tuned):
+    code, out, _ = tuned(by_requests, *BASE)
+    lines = [line.strip() for line in out.splitlines()]
+    assert code == 0
+    assert f"Overrides to paste:\n  {SEQS}=32\n" in out
+    assert lines[-1].startswith("Verdict: steps take 0.50 [")
+    assert any("the base" in line and "2.00 [" in line for line in lines)
+    assert any(f"{SEQS}=32" in line and "1.00 [" in line and "rounds" in line for line in lines)
+    assert "out of memory: CUDA" in out
+    assert "final" in out
+
+
+def test_nothing_better_has_nothing_to_paste(tuned):
+    code, out, _ = tuned(lambda overrides: SLOW, *BASE)
+    assert code == 0
+    assert "paste" not in out
+    assert "Verdict: nothing better than what you have: none of 2 other trials was faster by 2%." in out
+    assert json.loads(tuned(lambda overrides: SLOW, *BASE, "--json")[1])["best"]["overrides"] == []
+
+
+@pytest.mark.parametrize("kind", ["crashed", "out_of_memory", "hung", "refused"])
+def test_a_base_that_fails_its_own_trial_ends_it(tuned, kind: str):
+    code, out, err = tuned(lambda overrides: Outcome(kind, reason="KeyError: 'x'"), *BASE, "--json")
+    assert (code, out) == (1, "")
+    assert f"the base's own trial: {kind.replace('_', ' ')}: KeyError: 'x'" in err
+
+
+def test_ctrl_c_prints_the_best_so_far(tuned):
+    def until(overrides: tuple[str, ...]) -> Outcome:
+        if f"{SEQS}=16" in overrides:
+            raise KeyboardInterrupt
+        return by_requests(overrides)
+
+    code, out, _ = tuned(until, *BASE)
+    assert code == 0
+    assert f"Overrides to paste:\n  {SEQS}=32\n" in out
+    assert "ended before all trials were made" in out
+
+
+def test_ctrl_c_in_the_base_has_nothing_to_print(tuned):
+    def stop(overrides: tuple[str, ...]) -> Outcome:
+        raise KeyboardInterrupt
+
+    assert tuned(stop, *BASE)[:2] == (130, "")

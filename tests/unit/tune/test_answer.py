@@ -1,0 +1,68 @@
+"""What trials show, in figures and one sentence."""
+
+import pytest
+
+from verl_fuse.tune.answer import NOTHING, answer
+from verl_fuse.tune.search import Outcome, Trial
+
+A, B = ("a=1",), ("b=1",)
+
+
+def trial(overrides: tuple[str, ...], *seconds: float, turn: int = 0) -> Trial:
+    kind = "measured" if seconds else "crashed"
+    return Trial(overrides, Outcome(kind, seconds), took=60.0, turn=turn)
+
+
+def test_finals_alone_decide_and_their_interval_is_known():
+    # Trial and base of the search say 0.2, the finals 0.5.
+    made = [trial((), 10.0, 10.0), trial(A, 2.0, 2.0)]
+    finals = [trial((), 4.0, 4.2, 3.8, turn=1), trial(A, 2.0, 2.2, 1.8, turn=1)]
+    found = answer([*made, *finals])
+    assert found.overrides == A
+    assert (found.base.value, found.best.value) == (pytest.approx(4.0), pytest.approx(2.0))
+    assert found.ratio.value == pytest.approx(0.5)
+    assert found.ratio.low < 0.5 < found.ratio.high < 1
+    assert found.verdict.startswith("steps take 0.50 [")
+
+
+def test_nothing_is_better_where_the_finals_do_not_show_it():
+    made = [trial((), 10.0, 10.0), trial(A, 9.0, 9.0)]
+    finals = [trial((), 8.0, 12.0, 10.0, turn=1), trial(A, 12.0, 8.0, 9.5, turn=1)]
+    found = answer([*made, *finals])
+    assert found.overrides == ()
+    assert (found.ratio.value, found.ratio.low, found.ratio.high) == (1.0, 1.0, 1.0)
+    assert found.best == found.base
+    assert found.verdict.startswith(f"{NOTHING}: measured again in turn, the fastest finalist took 0.98 [")
+
+
+def test_a_finalist_that_is_slower_in_the_finals_is_no_answer():
+    finals = [trial((), 2.0, 2.1, 1.9, turn=1), trial(A, 3.0, 3.1, 2.9, turn=1)]
+    assert answer([trial((), 9.0, 9.0), trial(A, 2.0, 2.0), *finals]).overrides == ()
+
+
+def test_nothing_is_better_where_no_trial_was_faster():
+    found = answer([trial((), 2.0, 2.0), trial(A, 1.99, 1.99), trial(B)])
+    assert (found.overrides, found.verdict) == ((), f"{NOTHING}: none of 2 other trials was faster by 2%")
+    assert answer([trial((), 2.0, 2.0)]).verdict == f"{NOTHING}: the base alone was tried"
+
+
+def test_without_finals_the_fastest_is_the_answer_and_the_sentence_says_so():
+    found = answer([trial((), 4.0, 4.0), trial(A, 3.0, 3.0), trial(B, 2.0, 2.0)], interrupted=True)
+    assert found.overrides == B
+    assert found.verdict == (
+        "ended before all trials were made; the fastest trial took 0.50 [0.50, 0.50] of the base's steps; it was not "
+        "measured again"
+    )
+
+
+def test_the_finalist_of_both_turns_wins_over_one_that_was_fast_in_one():
+    made = [trial((), 9.0, 9.0), trial(A, 2.0, 2.0), trial(B, 3.0, 3.0)]
+    first = [trial((), 4.0, 4.0, turn=1), trial(A, 1.0, 1.0, turn=1), trial(B, 1.9, 2.1, turn=1)]
+    second = [trial(B, 2.1, 1.9, turn=2), trial((), 4.0, 4.0, turn=2)]
+    found = answer([*made, *first, *second])
+    assert (found.overrides, found.ratio.value) == (B, pytest.approx(0.5))
+
+
+def test_a_turn_in_which_the_base_failed_counts_for_nothing():
+    made = [trial((), 4.0, 4.0), trial(A, 2.0, 2.0), trial((), turn=1), trial(A, 1.0, 1.0, turn=1)]
+    assert "not measured again" in answer(made).verdict

@@ -1,0 +1,115 @@
+"""Makes the trials of `verl-fuse tune`: short runs of a recipe in observe mode, and what became of each.
+
+Invariants (tests/unit/cli/test_trials.py):
+- a trial saves, validates and resumes nothing, in a folder of its own;
+- every ending but a signal to stop is an outcome; a failure has a reason;
+- no process of a trial is alive afterwards.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from verl_fuse.cli import child, earlier
+from verl_fuse.cli.crash import cause
+from verl_fuse.cli.recipes import Recipe
+from verl_fuse.cli.report import read_metrics
+from verl_fuse.cli.run import HOME_VARIABLE, PlannedRun, make_folder, plan, prepare, train
+from verl_fuse.cli.screen import last_lines, split
+from verl_fuse.compare.run import RunMetrics
+from verl_fuse.errors import FuseError
+from verl_fuse.tune.search import Kind, Outcome
+
+# Steps at the start of each trial that are not counted.
+WARM_UP = 1
+# Observe mode alone: stock verl looks at its rollout every 2 s, which hides differences of short steps.
+TRIAL = (
+    "fuse=default",
+    "fuse.preset=observe",
+    "trainer.v1.trainer_mode=fuse",
+    "trainer.resume_mode=disable",
+    "trainer.save_freq=-1",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=false",
+    "trainer.rollout_data_dir=null",
+    "trainer.logger=[file]",
+)
+# CUDA and Ray, vLLM, the host.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|No available memory for the cache blocks|can't allocate memory|^MemoryError",
+    re.IGNORECASE,
+)
+# What the kernel's killer leaves: 128 + SIGKILL.
+_KILLED = 137
+# verl logs it for each role.
+_PEAK = "perf/max_memory_reserved_gb"
+# A reason is cut after so many characters.
+_LONGEST = 300
+
+
+def planned(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, steps: int) -> PlannedRun:
+    """Plan trial `number` of `steps` steps after warm-up; a FuseError lists what is wrong with its overrides."""
+    name = f"{recipe.name}-tune/trial-{number:02d}"
+    own = (
+        f"trainer.total_training_steps={WARM_UP + steps}",
+        f"trainer.experiment_name={name}",
+        f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{name}",
+    )
+    # The task of the first trial is there.
+    task = ("recipe.prepare=null",) if number > 1 and recipe.prepare else ()
+    return plan(recipe, [*overrides, *TRIAL, *own, *task], baseline=False, home=home)
+
+
+def made(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, steps: int, limit: float) -> Outcome:
+    """Plan and make a trial that hangs after `limit` seconds; KeyboardInterrupt where it was told to stop."""
+    try:
+        return outcome(planned(recipe, overrides, home, number, steps), limit)
+    except FuseError as error:
+        return Outcome("refused", reason=str(error))
+
+
+def outcome(launch: PlannedRun, limit: float) -> Outcome:
+    """Make a trial; all that it prints is in its log. A FuseError tells what is wrong with its folder or data."""
+    make_folder(launch)
+    earlier.move_away(launch.log)
+    with launch.log.open("wb") as log:
+        ending, logged = prepare(launch, log), False
+        if not ending.code and ending.stopped_by is None:
+            ending, logged = train(launch, log, limit=limit)
+    if ending.stopped_by is not None:
+        raise KeyboardInterrupt
+    return judged(ending, launch.log, launch.metrics if logged else None, limit)
+
+
+def judged(ending: child.Ending, log: Path, metrics: Path | None, limit: float) -> Outcome:
+    """Say what became of a trial, by its ending, its log and its metrics (None: there are none)."""
+    if ending.late:
+        return Outcome("hung", reason=f"not done after {limit:.0f} s; {_error(log) or 'its log is empty'}")
+    if ending.code:
+        found = _memory_error(log)
+        kind: Kind = "out_of_memory" if found or ending.code == _KILLED else "crashed"
+        return Outcome(kind, reason=(found or _error(log) or f"exit code {ending.code}")[:_LONGEST])
+    run = RunMetrics.of(str(log.parent), read_metrics(metrics) if metrics else ())
+    if not (counted := run.timed[WARM_UP:]):
+        return Outcome(
+            "crashed", reason=f"ended after {len(run.timed)} steps: needs more than the {WARM_UP} of warm-up"
+        )
+    return Outcome("measured", tuple(map(run.seconds, counted)), peak_bytes=_peak(run.steps.values()))
+
+
+def _memory_error(log: Path) -> str | None:
+    return next((line for line in _lines(log) if _OUT_OF_MEMORY.search(line)), None)
+
+
+def _error(log: Path) -> str | None:
+    """Return the last error of a log, or its last line; None if it is empty."""
+    return (cause(log) or next(reversed([*_lines(log)]), "")).partition("\n")[0] or None
+
+
+def _lines(log: Path) -> Iterator[str]:
+    yield from (split(line)[1].strip() for line in last_lines(log, most=2000, size=1 << 20))
+
+
+def _peak(steps: Iterable[Mapping[str, float]]) -> int | None:
+    found = [value for values in steps for key, value in values.items() if key.endswith(_PEAK)]
+    return round(max(found) * 2**30) or None if found else None

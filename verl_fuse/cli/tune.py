@@ -1,0 +1,158 @@
+"""`verl-fuse tune NAME`: finds verl's own exact settings for a recipe, by short trials of real steps."""
+
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+from verl_fuse.cli import interrupt, prose, trials
+from verl_fuse.cli.composition import compose, key_of
+from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.recipes import Recipe, find_recipe
+from verl_fuse.cli.run import home_from, say
+from verl_fuse.cli.tables import print_table
+from verl_fuse.compare.intervals import Interval, mean
+from verl_fuse.compare.verdict import interval_text
+from verl_fuse.errors import FuseError
+from verl_fuse.host.start.compat.start import require_version
+from verl_fuse.tune.answer import Answer, answer
+from verl_fuse.tune.search import Outcome, Overrides, Search, Trial
+from verl_fuse.tune.wanted import COLUMNS, check, columns, wanted
+
+app = typer.Typer(add_completion=False)
+
+# Minutes that two trials of a small model take.
+LEAST_BUDGET = 2.0
+_OF_FUSE = re.compile(r"[+~]*fuse\b")
+
+
+@app.command(
+    epilog=examples(
+        "verl-fuse tune grpo-cpu --budget 15",
+        "verl-fuse tune ppo-cpu actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 --steps 4 --json",
+        "verl-fuse tune ppo-cpu --keys actor_rollout_ref.rollout.max_num_seqs --allow ends_resume",
+    )
+)
+def tune(
+    name: Annotated[str, typer.Argument(help="Name of the recipe (verl-fuse recipes).")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Hydra overrides, as verl takes them.")] = None,
+    budget: Annotated[float, typer.Option(metavar="MINUTES", help="No trial begins that would end later.")] = 15.0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COST", help="Try also what cuts_mini_batches anew, or ends_resume (again for both)."),
+    ] = None,
+    keys: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Try this key alone (again for more).")] = None,
+    steps: Annotated[
+        int, typer.Option(min=2, help="Steps of a trial after one of warm-up; the finals take twice.")
+    ] = 3,
+    as_json: Json = False,
+) -> None:
+    """Find faster settings of verl itself that train the same, by short trials of real steps of a recipe.
+
+    The base comes first, then one change at a time; what is faster is kept. The finalists and the base are measured
+    again, in turn. Trials are in the folders NAME-tune/trial-NN; the run's own folder is left as it is. Ctrl-C ends the
+    search with the best so far.
+    """
+    recipe, given, begun = find_recipe(name), overrides or [], time.monotonic()
+    require_version()
+    check_request(recipe, given, budget, keys or [], allow or [], steps)
+    home = home_from(os.environ)
+
+    def trial(changes: Overrides, steps: int, limit: float) -> Outcome:
+        number = len(search.trials) + 1
+        say(f"trial {number}: {' '.join(changes) or 'the base'}")
+        found = trials.made(recipe, [*given, *changes], home, number, steps, limit)
+        say(f"trial {number}: {_result(found)}")
+        return found
+
+    @cache
+    def candidates(changes: Overrides):
+        return wanted(compose(recipe, [*given, *changes]), keys or [], allow or [])
+
+    search = Search(candidates, trial, steps=steps, budget=60 * budget)
+    search.run()
+    if not search.trials:
+        raise typer.Exit(interrupt.CODE)
+    if not search.trials[0].measured:
+        say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {home}/{name}-tune/trial-01)")
+        raise typer.Exit(1)
+    found, minutes = answer(search.trials, interrupted=search.interrupted), (time.monotonic() - begun) / 60
+    if as_json:
+        print_json(as_dict(found, search.trials, minutes))
+    else:
+        _show(found, search.trials, minutes)
+
+
+def check_request(
+    recipe: Recipe, given: Sequence[str], budget: float, keys: Sequence[str], allow: Sequence[str], steps: int
+) -> None:
+    """Refuse what cannot be served, before anything starts; a FuseError names it and what is allowed."""
+    if not LEAST_BUDGET <= budget < math.inf:
+        raise FuseError(f"--budget {budget:g}: needs {LEAST_BUDGET:g} minutes at least, for two trials")
+    if features := [override for override in given if _OF_FUSE.match(override)]:
+        needs = "trials are in observe mode, which has no features: leave it out"
+        raise FuseError(*(f"{override}: {needs}" for override in features))
+    check(compose(recipe, given), keys, allow)
+    trials.planned(recipe, given, home_from(os.environ), 1, steps)
+
+
+def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, Any]:
+    """Return everything for JSON: seconds a step, intervals as [low, high], ratios of best to base."""
+
+    def ends(interval: Interval) -> list[float | None]:
+        return [interval.low, interval.high]
+
+    return {
+        "verdict": found.verdict,
+        "base": {"seconds": found.base.value, "interval": ends(found.base)},
+        "best": {
+            "overrides": found.overrides,
+            "seconds": found.best.value,
+            "interval": ends(found.best),
+            "ratio": found.ratio.value,
+            "ratio_interval": ends(found.ratio),
+        },
+        "trials": [
+            {
+                "overrides": trial.overrides,
+                "predicted_seconds": None,
+                "seconds": trial.mean if trial.measured else None,
+                "outcome": trial.outcome.kind,
+                "reason": trial.outcome.reason,
+                "peak_bytes": trial.outcome.peak_bytes,
+            }
+            for trial in made
+        ],
+        "minutes": minutes,
+    }
+
+
+def _show(found: Answer, made: Sequence[Trial], minutes: float) -> None:
+    table = Table(Column("trial", justify="right"), "changes", "seconds a step", "costs")
+    for number, trial in enumerate(made, start=1):
+        costs = {column for override in trial.overrides for column in columns(key_of(override))}
+        label = f"{number}, final" if trial.turn else f"{number}"
+        changes = escape("\n".join(trial.overrides)) or "the base"
+        table.add_row(label, changes, escape(_result(trial.outcome)), _listed(costs))
+    print_table(table)
+    typer.echo(f"{len(made)} trials in {minutes:.1f} minutes; seconds with their 95 % interval.")
+    if found.overrides:
+        typer.echo("Overrides to paste:\n  " + " \\\n  ".join(found.overrides))
+    prose.say(f"Verdict: {found.verdict}.")
+
+
+def _listed(costs: set[str]) -> str:
+    return ", ".join(column.replace("_", " ") for column in COLUMNS if column in costs)
+
+
+def _result(outcome: Outcome) -> str:
+    if outcome.kind != "measured":
+        return f"{outcome.kind.replace('_', ' ')}: {outcome.reason}"
+    return f"{interval_text(mean(outcome.seconds))} s a step"
