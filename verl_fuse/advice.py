@@ -124,7 +124,8 @@ def advice_of_replay(
 
 
 def gains_of_replay(result: Replay, features: Features) -> list[Gain]:
-    """Return the saving of each feature on a recorded run; a saving below the replay's own error is not sure."""
+    """Return the saving of each feature on a recorded run; one by replay that is below the replay's own error is not
+    sure."""
     error = result.replay_error * result.stages.get(GENERATION, 0.0) / result.seconds
     return [
         Gain(
@@ -133,7 +134,7 @@ def gains_of_replay(result: Replay, features: Features) -> list[Gain]:
             share=saving.seconds / result.seconds,
             device_share=saving.device_share,
             note=saving.note,
-            sure=max(saving.seconds / result.seconds, saving.device_share) > error,
+            sure=not saving.replayed or max(saving.seconds / result.seconds, saving.device_share) > error,
             at_most=features[name].bound,
         )
         for name, saving in result.savings.items()

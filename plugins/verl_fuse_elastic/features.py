@@ -33,7 +33,7 @@ def _elastic(run: "Recording") -> "Saving":
         held.append(float(done.ends.sum()) / step.replicas - base)
     gained = float(np.mean(faster))
     note = "device time given back if every length had been known" + (f"; {-gained:.2f} s longer" if gained < 0 else "")
-    return Saving(note, max(0.0, gained), max(0.0, -float(np.mean(held)) / run.seconds))
+    return Saving(note, max(0.0, gained), max(0.0, -float(np.mean(held)) / run.seconds), replayed=True)
 
 
 FEATURES = (

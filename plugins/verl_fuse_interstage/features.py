@@ -36,7 +36,7 @@ def _moved_tail(run: "Recording") -> "Saving":
     note = f"R_t = {share:.0%} of the batch, {threshold.survivors} of {run.begun[0].replicas} replicas kept"
     seconds, hidden = max(0.0, sum(saved) / len(saved)), sum(run.stages.get(stage, 0.0) for stage in SCORE_STAGES)
     share = min(1.0, seconds / hidden) if hidden else 0.0
-    return Saving(note, seconds, stages=dict.fromkeys(SCORE_STAGES, share))
+    return Saving(note, seconds, replayed=True, stages=dict.fromkeys(SCORE_STAGES, share))
 
 
 def _all_of_inference(stages: Mapping[str, float]) -> str:

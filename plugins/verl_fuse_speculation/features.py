@@ -27,7 +27,7 @@ def _drafts(run: "Recording") -> "Saving":
         for before, step in zip(run.through, run.steps, strict=True)
     ]
     note = f"if {acceptance:.0%} of the drafted tokens are accepted once those before them were"
-    return Saving(note + figures, max(0.0, sum(saved) / len(saved)))
+    return Saving(note + figures, max(0.0, sum(saved) / len(saved)), replayed=True)
 
 
 FEATURES = (

@@ -1,6 +1,7 @@
 """The records of this plugin's features, and their savings on a recorded run."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_fuse.feature import Feature, Fits, PresetName
@@ -165,7 +166,8 @@ def _stream(run: "Recording") -> "Saving":
         f"{sum(shares) / len(shares):.0%} of the update before generation ends, if copies of the actor on each replica "
         "(fsdp_config.fsdp_size: its devices) train as fast"
     )
-    return _of_stage(run, note, UPDATE_ACTOR, max(0.0, sum(saved) / len(saved)))
+    found = _of_stage(run, note, UPDATE_ACTOR, max(0.0, sum(saved) / len(saved)))
+    return replace(found, replayed=True)
 
 
 FEATURES = (

@@ -150,6 +150,7 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
         return
     if name == "tune" and arguments:
         # Its options are read, and the trial of the base is planned.
+        monkeypatch.setattr(trials, "make_task", lambda launch: None)
         monkeypatch.setattr(trials, "outcome", lambda launch, limit: Outcome("crashed", reason=str(launch.run_dir)))
         result = CliRunner().invoke(build(GROUPS), [name, *arguments])
         assert result.exit_code == 1, result.output

@@ -157,8 +157,12 @@ def test_a_replayed_run():
     assert (advice.features, advice.overrides) == (("interstage",), FEATURES["interstage"].overrides)
     assert "observe mode alone saves 0.50 s of the 10.50 s that a step of stock verl would take" in advice.sentence
     assert advice_of_replay(replace(result, savings={}), FEATURES, EXCLUDED).features == ()
-    # Less than the replay misses the recorded generation by.
-    assert advice_of_replay(replace(result, stages={"gen": 8.0}, replay_error=0.2), FEATURES, EXCLUDED).features == ()
+    # Less than the replay misses the recorded generation by, of 16 % of the step.
+    missed = replace(result, stages={"gen": 8.0}, replay_error=0.2)
+    assert advice_of_replay(missed, FEATURES, EXCLUDED).features == ("interstage",)
+    for seconds, features in ((1.59, ()), (1.61, ("interstage",))):
+        savings = {"interstage": Saving("how", seconds, replayed=True)}
+        assert advice_of_replay(replace(missed, savings=savings), FEATURES, EXCLUDED).features == features
 
 
 def test_savings_of_a_replayed_run_are_those_beside_the_features_before():

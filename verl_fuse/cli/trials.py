@@ -3,6 +3,7 @@
 Invariants (tests/unit/cli/test_trials.py):
 - a trial saves, validates and resumes nothing, in a folder of its own;
 - every ending but a signal to stop is an outcome; a failure has a reason;
+- the task is made before the first trial, and is in no trial's seconds;
 - no process of a trial is alive afterwards.
 """
 
@@ -58,6 +59,19 @@ def planned(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, s
     # The task of the first trial is there.
     task = ("recipe.prepare=null",) if number > 1 and recipe.prepare else ()
     return plan(recipe, [*overrides, *TRIAL, *own, *task], baseline=False, home=home)
+
+
+def make_task(launch: PlannedRun) -> None:
+    """Make the recipe's task, if it is not there yet, so that it is in no trial's seconds; a FuseError tells why it was
+    not made, KeyboardInterrupt that it was told to stop."""
+    make_folder(launch)
+    with launch.log.open("wb") as log:
+        ending = prepare(launch, log)
+    if ending.stopped_by is not None:
+        raise KeyboardInterrupt
+    if ending.code:
+        why = _error(launch.log) or "its log is empty"
+        raise FuseError(f"making the task ended with exit code {ending.code}: {why} (log: {launch.log})")
 
 
 def made(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, steps: int, limit: float) -> Outcome:

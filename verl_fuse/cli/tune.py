@@ -16,7 +16,7 @@ from verl_fuse.cli import interrupt, prose, trials
 from verl_fuse.cli.composition import compose, key_of
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import Recipe, find_recipe
-from verl_fuse.cli.run import home_from, say
+from verl_fuse.cli.run import PlannedRun, home_from, say
 from verl_fuse.cli.tables import print_table
 from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
@@ -62,8 +62,11 @@ def tune(
     """
     recipe, given, begun = find_recipe(name), overrides or [], time.monotonic()
     require_version()
-    check_request(recipe, given, budget, keys or [], allow or [], steps)
+    first = check_request(recipe, given, budget, keys or [], allow or [], steps)
     home = home_from(os.environ)
+    if first.prepare is not None:
+        say("the task is made, if it is not there yet")
+        trials.make_task(first)
 
     def trial(changes: Overrides, steps: int, limit: float) -> Outcome:
         number = len(search.trials) + 1
@@ -92,15 +95,16 @@ def tune(
 
 def check_request(
     recipe: Recipe, given: Sequence[str], budget: float, keys: Sequence[str], allow: Sequence[str], steps: int
-) -> None:
-    """Refuse what cannot be served, before anything starts; a FuseError names it and what is allowed."""
+) -> PlannedRun:
+    """Return the base's trial as planned. What cannot be served is refused before anything starts, by a FuseError that
+    names it and what is allowed."""
     if not LEAST_BUDGET <= budget < math.inf:
         raise FuseError(f"--budget {budget:g}: needs {LEAST_BUDGET:g} minutes at least, for two trials")
     if features := [override for override in given if _OF_FUSE.match(override)]:
         needs = "trials are in observe mode, which has no features: leave it out"
         raise FuseError(*(f"{override}: {needs}" for override in features))
     check(compose(recipe, given), keys, allow)
-    trials.planned(recipe, given, home_from(os.environ), 1, steps)
+    return trials.planned(recipe, given, home_from(os.environ), 1, steps)
 
 
 def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import pytest
 from verl_fuse.cli import child, trials
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import METRICS_PATH_VARIABLE, PlannedRun
-from verl_fuse.cli.trials import made, outcome, planned
+from verl_fuse.cli.trials import made, make_task, outcome, planned
+from verl_fuse.errors import FuseError
 from verl_fuse.tune.search import Outcome
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
@@ -86,6 +87,19 @@ def test_a_failure_has_its_kind_and_a_reason(tried, program: str, kind: str, rea
 
 def test_a_task_that_cannot_be_made_is_a_failure(tried):
     assert tried(logs(*STEPS), prepare="raise OSError('no disk')") == Outcome("crashed", reason="OSError: no disk")
+
+
+def test_the_task_is_made_before_the_first_trial(tmp_path: Path):
+    def launch(program: str) -> PlannedRun:
+        variables = {METRICS_PATH_VARIABLE: str(tmp_path / "metrics.jsonl")}
+        return PlannedRun((sys.executable, "-c", program), ("no such program",), variables, (), tmp_path / "trial-01")
+
+    make_task(launch(f"open({str(tmp_path / 'task')!r}, 'w').close()"))
+    assert (tmp_path / "task").exists()
+    with pytest.raises(
+        FuseError, match=r"making the task ended with exit code 1: OSError: no disk \(log: .*/run\.log\)"
+    ):
+        make_task(launch("raise OSError('no disk')"))
 
 
 def test_metrics_of_an_earlier_trial_in_the_folder_do_not_count(tried, tmp_path):

@@ -33,6 +33,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
             return trial(tuple(overrides))
 
         monkeypatch.setattr(trials, "made", made)
+        monkeypatch.setattr(trials, "make_task", lambda launch: None)
         with pytest.raises(SystemExit) as end:
             main(["tune", "grpo-cpu", *arguments])
         return end.value.code, *capsys.readouterr()

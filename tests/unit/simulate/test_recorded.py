@@ -71,6 +71,8 @@ def test_what_every_feature_would_have_saved():
     assert savings["pipeline"].seconds == 0
     assert "at most 3.00 s" in savings["pipeline"].note
     assert savings["elastic"].device_share > 0
+    assert savings["interstage"].replayed
+    assert savings["elastic"].replayed
 
 
 def test_what_drafts_would_have_saved():
