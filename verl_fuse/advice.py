@@ -112,10 +112,8 @@ def advice_of_replay(
     most once those before it are on."""
     chosen: list[Gain] = []
     alone = gains = [gain for gain in gains_of_replay(result, features) if open_(gain.feature)]
-    while further := chosen_of(
-        [gain for gain in gains if _goes_with(gain, chosen, features, excluded)], features, excluded
-    ):
-        chosen.append(further[0])
+    while further := [gain for gain in gains if gain.worthwhile and _goes_with(gain, chosen, features, excluded)]:
+        chosen.append(max(further, key=_most))
         savings = result.beside([one.feature for one in chosen])
         gains = [gain for gain in gains_of_replay(replace(result, savings=savings), features) if open_(gain.feature)]
     seconds = sum(one.seconds for one in chosen)
@@ -181,10 +179,14 @@ def advise(
 def chosen_of(gains: Sequence[Gain], features: Features, excluded: Excluded) -> list[Gain]:
     """Return the features worth switching on together, the most seconds first."""
     chosen: list[Gain] = []
-    for gain in sorted(gains, key=lambda gain: (-gain.seconds, -gain.device_share)):
+    for gain in sorted(gains, key=_most, reverse=True):
         if gain.worthwhile and _goes_with(gain, chosen, features, excluded):
             chosen.append(gain)
     return chosen
+
+
+def _most(gain: Gain) -> tuple[float, float]:
+    return gain.seconds, gain.device_share
 
 
 def _goes_with(gain: Gain, chosen: Sequence[Gain], features: Features, excluded: Excluded) -> bool:

@@ -22,7 +22,7 @@ from verl_fuse.spec.composed import ROLLOUT, getter
 
 pytest.importorskip("hydra")
 RUNS = json.loads(Path(__file__).with_name("public_runs.json").read_text())
-PEOPLES = [number for number, run in enumerate(RUNS) if run["synchronous"]]
+SYNCHRONOUS_RUNS = [number for number, run in enumerate(RUNS) if run["synchronous"]]
 # Of the synchronous runs: how many have each feature on, any update feature, and nothing.
 SYNCHRONOUS, ANY_UPDATE, NOTHING = 178, 154, 11
 ON = {
@@ -68,7 +68,7 @@ def on(number: int) -> list[str]:
 
 
 def test_each_feature_is_on_for_as_many_public_runs_as_before():
-    found = [on(number) for number in PEOPLES]
+    found = [on(number) for number in SYNCHRONOUS_RUNS]
     counts = Counter(switch for on in found for switch in on)
     updates = sum(any(switch.startswith("update.") for switch in on) for on in found)
     assert (len(found), dict(counts), updates, found.count([])) == (SYNCHRONOUS, ON, ANY_UPDATE, NOTHING)
@@ -76,7 +76,7 @@ def test_each_feature_is_on_for_as_many_public_runs_as_before():
 
 def test_what_is_left_to_share_where_prompts_and_responses_are_as_long_as_their_limits():
     found = []
-    for get in (getter(foreseen_of(number)[0]) for number in PEOPLES if "update.share_prompts" in on(number)):
+    for get in (getter(foreseen_of(number)[0]) for number in SYNCHRONOUS_RUNS if "update.share_prompts" in on(number)):
         prompt, response = get("data.max_prompt_length"), get("data.max_response_length")
         share, samples = prompt / (prompt + response), get(f"{ROLLOUT}.n")
         numbers = mini_batches_of(get)["actor"], 1

@@ -37,4 +37,4 @@ def show(statuses: list[PatchStatus]) -> None:
         for line in (f"of {patch.target.replace(',', ', ')}", status.detail or f"until {patch.remove_when}"):
             say(f"  {line}")
         if not status.detail:
-            say(f"  {patch.upstream}")
+            typer.echo(f"  {patch.upstream}")

@@ -9,6 +9,7 @@ Invariants (tests/unit/cli/test_trials.py):
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from verl_fuse.cli import child, earlier
@@ -56,28 +57,28 @@ def planned(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, s
         f"trainer.experiment_name={name}",
         f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{name}",
     )
-    # The task of the first trial is there.
-    task = ("recipe.prepare=null",) if number > 1 and recipe.prepare else ()
-    return plan(recipe, [*overrides, *TRIAL, *own, *task], baseline=False, home=home)
+    return plan(recipe, [*overrides, *TRIAL, *own], baseline=False, home=home)
 
 
 def make_task(launch: PlannedRun) -> None:
     """Make the recipe's task, if it is not there yet, so that it is in no trial's seconds; a FuseError tells why it was
     not made, KeyboardInterrupt that it was told to stop."""
     make_folder(launch)
-    with launch.log.open("wb") as log:
+    path = launch.run_dir.parent / "task.log"
+    with path.open("wb") as log:
         ending = prepare(launch, log)
     if ending.stopped_by is not None:
         raise KeyboardInterrupt
     if ending.code:
-        why = _error(launch.log) or "its log is empty"
-        raise FuseError(f"making the task ended with exit code {ending.code}: {why} (log: {launch.log})")
+        why = _error(path) or "its log is empty"
+        raise FuseError(f"making the task ended with exit code {ending.code}: {why} (log: {path})")
 
 
 def made(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, steps: int, limit: float) -> Outcome:
-    """Plan and make a trial that hangs after `limit` seconds; KeyboardInterrupt where it was told to stop."""
+    """Plan and make a trial, whose task is there, and which hangs after `limit` seconds; KeyboardInterrupt where it was
+    told to stop."""
     try:
-        return outcome(planned(recipe, overrides, home, number, steps), limit)
+        return outcome(replace(planned(recipe, overrides, home, number, steps), prepare=None), limit)
     except FuseError as error:
         return Outcome("refused", reason=str(error))
 

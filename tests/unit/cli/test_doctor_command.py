@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from verl_fuse.cli import doctor
+from verl_fuse.cli import doctor, patches
 from verl_fuse.cli.findings import Finding
 from verl_fuse.cli.main import main
+from verl_fuse_patches import registry
+from verl_fuse_patches.registry import PatchStatus
 
 FOUND = (Finding("Python", "ok", "3.11"), Finding("verl", "fault", "not installed", "pip install it"))
 
@@ -46,3 +48,15 @@ def test_ctrl_c_shows_what_was_found_so_far(monkeypatch, capsys):
     assert code == 130
     assert "Python" in out
     assert err == "verl-fuse: interrupted\n"
+
+
+def test_patches_fit_a_page_but_for_addresses(monkeypatch, capsys):
+    statuses = [PatchStatus(name, "", "off") for name in registry.NAMES]
+    monkeypatch.setattr(patches, "examine", lambda: statuses)
+    code, out, _ = run(capsys, "--patches")
+    assert code == 0
+    assert [line for line in out.splitlines() if len(line) > 100 and len(line.split()) > 1] == []
+    for status in statuses:
+        patch = registry.load(status.name)
+        assert f"off: {patch.name}\n" in out
+        assert f"  {patch.upstream}\n" in out

@@ -96,8 +96,9 @@ def test_the_task_is_made_before_the_first_trial(tmp_path: Path):
 
     make_task(launch(f"open({str(tmp_path / 'task')!r}, 'w').close()"))
     assert (tmp_path / "task").exists()
+    assert not (tmp_path / "trial-01" / "run.log").exists(), "a trial's log is the trial's"
     with pytest.raises(
-        FuseError, match=r"making the task ended with exit code 1: OSError: no disk \(log: .*/run\.log\)"
+        FuseError, match=r"making the task ended with exit code 1: OSError: no disk \(log: .*/task\.log\)"
     ):
         make_task(launch("raise OSError('no disk')"))
 
@@ -160,14 +161,18 @@ def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_first_trial_alone_makes_the_task(tmp_path, monkeypatch):
+def test_no_trial_makes_the_task_again(tmp_path, monkeypatch):
     pytest.importorskip("hydra")
     monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
+    launches = []
+    monkeypatch.setattr(trials, "outcome", lambda launch, limit: launches.append(launch))
     # The second recipe has no task, and no key for one.
     for name, makes in (("grpo-cpu", True), ("grpo-gsm8k-8gpu", False)):
         recipe = find_recipe(name)
         assert bool(planned(recipe, (), tmp_path, 1, 3).prepare) == makes
-        assert planned(recipe, (), tmp_path, 2, 3).prepare is None
+        for number in (1, 2):
+            made(recipe, (), tmp_path, number, 3, 60.0)
+    assert [launch.prepare for launch in launches] == [None] * 4
 
 
 def test_what_the_plan_refuses_is_an_outcome(tmp_path, monkeypatch):
