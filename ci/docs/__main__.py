@@ -1,11 +1,12 @@
-"""`python -m ci.docs configuration` writes the configuration reference and the table of features in the README, `site`
-builds the site, and `picture TITLE=RUN...` draws the picture of the README from the folders of runs (stock verl is a
+"""`python -m ci.docs configuration` writes the configuration reference and the table of features in the README,
+`recipes` what `fuse.preset=fast` chooses for the recipes of GPUs, `site` builds the site, and `picture TITLE=RUN...` draws the picture of the README from the folders of runs (stock verl is a
 run in observe mode)."""
 
 import sys
 from pathlib import Path
 
 from ci.docs.configuration import PAGE, README, reference, with_fits
+from ci.docs.recipes import pages
 from ci.docs.site import REPO, build
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import Timeline
@@ -29,6 +30,10 @@ def main(arguments: list[str]) -> int:
             PAGE.write_text(reference(), encoding="utf-8")
             README.write_text(with_fits(README.read_text()), encoding="utf-8")
             print(PAGE.relative_to(REPO), README.relative_to(REPO))
+        elif arguments == ["recipes"]:
+            for page, text in pages():
+                page.write_text(text, encoding="utf-8")
+                print(page.relative_to(REPO))
         elif arguments == ["site"]:
             build(SITE)
             print(Path(SITE, "index.html").relative_to(REPO))
@@ -39,7 +44,7 @@ def main(arguments: list[str]) -> int:
             print(PICTURE.relative_to(REPO))
         else:
             given = " ".join(arguments) or "no argument"
-            raise FuseError(f"{given}: needs configuration, site, or picture TITLE=RUN...")
+            raise FuseError(f"{given}: needs configuration, recipes, site, or picture TITLE=RUN...")
     except FuseError as error:
         print("\n".join(map(str, error.args)), file=sys.stderr)
         return 2

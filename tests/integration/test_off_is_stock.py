@@ -1,4 +1,4 @@
-"""Installed but not asked for, verl-fuse changes nothing of verl."""
+"""Installed but not asked for, or switched off by VERL_FUSE=off, verl-fuse changes nothing of verl."""
 
 import json
 import os
@@ -65,3 +65,68 @@ def test_the_comparison_can_fail(without):
     changed = fingerprint("auto", VERL_PLATFORM="cpu")["attributes"]
     different = {name for name in without["attributes"] if without["attributes"][name] != changed.get(name)}
     assert "verl.utils.distributed.initialize_global_process_group_ray" in different
+
+
+@pytest.fixture(scope="module")
+def switched_off() -> dict:
+    return fingerprint("auto", VERL_FUSE="off")
+
+
+def test_switched_off_mode_fuse_is_verls_own_trainer_and_nothing_else_of_ours_is_loaded(without, switched_off):
+    before, after = without["attributes"], switched_off["attributes"]
+    assert [name for name in before if before[name] != after[name]] == [REGISTRY]
+    assert {name: after[REGISTRY][name] for name in before[REGISTRY]} == before[REGISTRY]
+    assert after[REGISTRY]["fuse"].startswith("class verl_fuse.host.switch.stock_trainer.<locals>.StockTrainer ")
+    loaded = {name for name in switched_off["ours"] if name.count(".") >= 2 and not name.startswith("verl_fuse_cpu")}
+    assert loaded == {
+        "verl_fuse.host.entry",
+        "verl_fuse.host.names",
+        "verl_fuse.host.switch",
+        "verl_fuse.host.upstream",
+        "verl_fuse.host.upstream.on_import",
+        "verl_fuse.host.upstream.targets",
+    }
+
+
+def test_the_trainer_of_a_switched_off_run_is_made_by_verl_from_a_configuration_without_the_block():
+    program = """
+import json
+from omegaconf import OmegaConf
+import verl.trainer.ppo.v1 as v1
+v1.PPOTrainerSync.__init__ = lambda self, config: setattr(self, "config", config)
+config = OmegaConf.create({"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": {"preset": "fast"}, "data": {"a": 1}})
+OmegaConf.set_struct(config, True)
+made = v1.get_trainer_cls("fuse")(config=config)
+assert type(made) is v1.PPOTrainerSync and made.config is config
+print(json.dumps(OmegaConf.to_container(config)))
+"""
+    env = {**os.environ, "VERL_FUSE": "off"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said, config = done.stdout.splitlines()[-2:]
+    assert said == "verl-fuse: VERL_FUSE=off: verl's own trainer trains, and the block fuse is not read"
+    assert json.loads(config) == {"trainer": {"v1": {"trainer_mode": "sync"}}, "data": {"a": 1}}
+
+
+def test_workers_of_a_cluster_that_was_started_without_the_variable_get_it():
+    program = """
+import os
+import ray
+from ray.cluster_utils import Cluster
+from verl_fuse.host.switch import reach_workers
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+os.environ["VERL_FUSE"] = "off"
+found = []
+for step in (lambda: None, reach_workers):
+    step()
+    ray.init(cluster.address, runtime_env={"env_vars": {"GIVEN": "1"}}, log_to_driver=False)
+    found.append(ray.get(ray.remote(lambda: (os.environ.get("VERL_FUSE"), os.environ.get("GIVEN"))).remote()))
+    ray.shutdown()
+cluster.shutdown()
+print(found)
+"""
+    kept = {name: value for name, value in os.environ.items() if name not in ("VERL_FUSE", "RAY_RUNTIME_ENV_HOOK")}
+    done = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "[(None, '1'), ('off', '1')]"

@@ -7,7 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 pytest.importorskip("verl")
-from verl_fuse.host.start import preflight
+from verl_fuse.host.start import settings
+from verl_fuse.host.start.compat import start
 from verl_fuse.host.start.preflight import Preflight
 
 pytestmark = pytest.mark.integration
@@ -123,7 +124,7 @@ class Sets:
 """
     installed_plugin("sets", source, value="acme_fuse_sets:Sets")
     checked = []
-    monkeypatch.setattr(preflight, "require_contracts", lambda manager, config: checked.append(config))
+    monkeypatch.setattr(start, "require_contracts", lambda manager, config: checked.append(config))
     config = OmegaConf.create({"fuse": {"run_dir": "/runs/a"}})
     Preflight().on_job_start(config)
     assert [found.engine.folder for found in checked] == ["/runs/a"]
@@ -136,11 +137,32 @@ def test_a_check_that_fails_keeps_the_run_from_starting(monkeypatch, capsys):
     def fails(config, **options):
         raise RuntimeError("disk on fire")
 
-    monkeypatch.setattr(preflight, "load_settings", fails)
+    monkeypatch.setattr(settings, "load_settings", fails)
     with pytest.raises(SystemExit) as ended:
         Preflight().on_job_start(OmegaConf.create({}))
     assert ended.value.code == 2
     assert "disk on fire" in capsys.readouterr().err
+
+
+def test_switched_off_the_block_is_not_read(monkeypatch, capsys):
+    monkeypatch.setenv("VERL_FUSE", "off")
+    # Set and taken back after the test: the switch sets it for Ray.
+    monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "verl_fuse.host.switch.with_variable")
+    refused = OmegaConf.create({"fuse": {"poll_interval": 0}})
+    Preflight().on_job_start(refused)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("VERL_FUSE", "on")
+    with pytest.raises(SystemExit) as ended:
+        Preflight().on_job_start(refused)
+    assert ended.value.code == 2
+
+
+def test_a_switch_that_says_neither_is_refused_in_the_driver(monkeypatch, capsys):
+    monkeypatch.setenv("VERL_FUSE", "no")
+    with pytest.raises(SystemExit) as ended:
+        Preflight().on_job_start(OmegaConf.create({"fuse": {}}))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "verl-fuse: VERL_FUSE='no' in the environment: needs on or off; unset, it is on\n"
 
 
 def test_two_trainers_of_one_name_are_refused_by_name():

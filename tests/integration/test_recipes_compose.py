@@ -75,6 +75,10 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
         "grpo-tools-cpu baseline": ["sync", False, True, False],
         "dapo-cpu fuse": ["fuse", True, False, False],
         "dapo-cpu baseline": ["sync", False, False, False],
+        "grpo-common-8gpu fuse": ["fuse", True, True, False],
+        "grpo-common-8gpu baseline": ["sync", False, True, False],
+        "grpo-fsdp2-8gpu fuse": ["fuse", True, False, False],
+        "grpo-fsdp2-8gpu baseline": ["sync", False, False, False],
         "grpo-gsm8k-8gpu fuse": ["fuse", True, True, False],
         "grpo-gsm8k-8gpu baseline": ["sync", False, True, False],
         "ppo-cpu fuse": ["fuse", True, True, True],
@@ -96,6 +100,8 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
     assert on == {
         "dapo-cpu": ["elastic.enabled", "speculation.enabled", *updates, "update.skip_zero_gradient"],
         "grpo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", *updates],
+        "grpo-common-8gpu": ["elastic.enabled", "interstage.enabled", *updates[:2], "update.share_prompts"],
+        "grpo-fsdp2-8gpu": ["elastic.enabled", *updates[1:], "update.share_prompts", "update.skip_zero_gradient"],
         "grpo-gsm8k-8gpu": ["elastic.enabled", "interstage.enabled", updates[0]],
         "grpo-tools-cpu": ["speculation.enabled", *updates],
         "ppo-cpu": [

@@ -26,6 +26,8 @@ COMPARED = 2
 # One of the two devices.
 PLACED = "fuse.placement.critic={first:1,devices:1}"
 WRONG_ROW, DROPPED = COMPARED + 1, COMPARED + 2
+# A run that changes hands at each checkpoint: VERL_FUSE of its environment and the preset, by its steps.
+HANDS = {1: ("on", "fast"), 2: ("off", "fast"), 3: ("on", "safe")}
 
 
 def replay(
@@ -52,7 +54,7 @@ def replay(
 
 @pytest.fixture(scope="module")
 def stock(verl_home, planned, forks) -> Finished:
-    return replay(verl_home, forks, "stock", steps=WRONG_ROW, baseline=True)
+    return replay(verl_home, forks, "stock", f"trainer.save_freq={WRONG_ROW}", steps=WRONG_ROW, baseline=True)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,23 @@ def observed(verl_home, planned, forks) -> Finished:
 def streamed(verl_home, planned, forks) -> Finished:
     faults = f"wrong_row:{WRONG_ROW} drop_micro_group:{DROPPED}"
     return replay(verl_home, forks, "streamed", "fuse.interstage.enabled=true", steps=DROPPED, faults=faults)
+
+
+@pytest.fixture(scope="module")
+def handed_on(verl_home, planned, forks) -> dict[int, Finished]:
+    """One run by its steps, each trained by a start of its own from the checkpoint of the last."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for step, (switch, preset) in HANDS.items():
+            patch.setenv("VERL_FUSE", switch)
+            going_on = (f"fuse.preset={preset}", "trainer.save_freq=1", "trainer.resume_mode=auto")
+            found[step] = replay(verl_home, forks, "handed_on", *going_on, steps=step)
+            # Workers count their updates from the start of their process.
+            for file in numbers(found[step]).glob("*_1_rank*.pt"):
+                file.rename(file.with_name(file.name.replace("_1_", f"_{step}_of_{len(HANDS)}_")))
+    for file in numbers(found[1]).glob(f"*_of_{len(HANDS)}_*"):
+        file.rename(file.with_name(file.name.replace(f"_of_{len(HANDS)}_", "_")))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +161,25 @@ def test_a_deferred_update_ends_after_its_step_has_gone_on(deferred):
     assert [line["step"] for line in lines if "critic/vf_loss" in line["data"]] == [1, 2]
     assert [line["step"] for line in lines if "timing_s/step" in line["data"]] == [1, 2]
     assert deferred.metrics[2]["fuse/placement_update_seconds"] > 0
+
+
+@pytest.mark.parametrize("number", HANDS)
+def test_a_checkpoint_of_either_goes_on_under_the_other(stock, handed_on, number):
+    """Weights, moments, and the step: each update is that of an uninterrupted run of stock verl."""
+    assert sorted(handed_on[number].metrics) == list(range(1, number + 1))
+    assert faults(stock, handed_on[number], number, STREAMING) == []
+    switched_on = [f"fuse.preset={HANDS[number][1]} switches on" in handed_on[number].output, ]
+    assert switched_on == [HANDS[number][0] == "on"]
+    said = handed_on[number].screen.count("verl-fuse: VERL_FUSE=off: verl's own trainer trains")
+    assert said == (HANDS[number][0] == "off")
+
+
+def test_the_position_in_the_data_goes_on_too(stock, handed_on):
+    import torch
+
+    ends = [torch.load(run.folder / f"global_step_{WRONG_ROW}/data.pt", weights_only=False) for run in (stock, handed_on[3])]
+    print(ends[0])
+    assert ends[0] == ends[1]
 
 
 def test_steps_of_stock_verl_are_shown_as_well(stock):

@@ -18,6 +18,7 @@ from verl_fuse.cli.report import METRICS_FILE
 from verl_fuse.cli.run import PlannedRun, execute, home_from, plan, say
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
+from verl_fuse.host.switch import require_on
 from verl_fuse.spec.step import Refusal
 
 app = typer.Typer(add_completion=False)
@@ -49,6 +50,7 @@ def ab(
     """
     recipe = find_recipe(name)
     require_version()
+    require_on("both runs would be stock verl")
     launches = plan_both(recipe, overrides or [], home_from(os.environ))
     check_options(html, wanted)
     steps = select(launches[0].config, "trainer.total_training_steps")

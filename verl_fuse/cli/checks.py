@@ -12,6 +12,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.set_by_plugins import as_started
 from verl_fuse.host.start.settings import load_settings
+from verl_fuse.host.switch import NOTE, switched_off
 from verl_fuse.spec.block import quoted
 
 PARQUET_MAGIC = b"PAR1"
@@ -20,6 +21,8 @@ PARQUET_MAGIC = b"PAR1"
 def problems_of(config: DictConfig, environment: Mapping[str, str]) -> tuple[list[str], tuple[str, ...]]:
     """Return (every problem that keeps a run with this configuration and environment from starting, the notes that the
     user reads at the start)."""
+    if switched_off():
+        return [], (NOTE,)
     mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
     if mode == TRAINER_MODE and "fuse" not in config:
         without = "trainer.v1.trainer_mode=fuse needs the block that ~fuse takes away: for stock verl use --baseline"

@@ -20,6 +20,7 @@ from verl_fuse.host.start import inspect
 from verl_fuse.host.start.compat.judge import Level
 from verl_fuse.host.start.compat.seams import host_seams, lines, plugin_seams
 from verl_fuse.host.start.compat.start import installed_verdicts
+from verl_fuse.host.switch import VARIABLE, switched_off
 from verl_fuse.host.upstream.versions import SUPPORTED, installed, problem
 
 FindingState = Literal["ok", "warning", "fault"]
@@ -46,6 +47,11 @@ def versions() -> Iterator[Finding]:
     """Check that packages are installed, in range, and agree with each other."""
     yield Finding("Python", "ok", platform.python_version())
     yield Finding("verl-fuse", "ok", f"{__version__}, hook API {HOOK_API}")
+    try:
+        if switched_off():
+            yield Finding(VARIABLE, "warning", "off: mode fuse trains by verl's own trainer", "unset it, or set it to on")
+    except FuseError as error:
+        yield Finding(VARIABLE, "fault", str(error), "unset it")
     for name, allowed in SUPPORTED.items():
         found = installed(name)
         state: FindingState = "ok" if problem(name, found) is None else "fault"

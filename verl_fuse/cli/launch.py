@@ -149,6 +149,9 @@ def _block(file: Path) -> dict[str, Any]:
 
 
 def _engine_of(values: Mapping[str, Any]) -> str | None:
+    for chosen in values.get("defaults") or ():
+        if isinstance(chosen, dict) and (engine := chosen.get("override model_engine")):
+            return engine
     strategy = OmegaConf.select(OmegaConf.create(dict(values)), "actor_rollout_ref.actor.strategy", default=None)
     return "megatron" if strategy == "megatron" else None
 

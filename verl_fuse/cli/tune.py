@@ -22,6 +22,7 @@ from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
+from verl_fuse.host.switch import require_on
 from verl_fuse.tune.answer import Answer, answer
 from verl_fuse.tune.search import Outcome, Overrides, Search, Trial
 from verl_fuse.tune.wanted import COLUMNS, check, columns, wanted
@@ -62,6 +63,7 @@ def tune(
     """
     recipe, given, begun = find_recipe(name), overrides or [], time.monotonic()
     require_version()
+    require_on("a trial needs the timeline of observe mode")
     first = check_request(recipe, given, budget, keys or [], allow or [], steps)
     home = home_from(os.environ)
     if first.prepare is not None:

@@ -10,6 +10,7 @@ from types import ModuleType
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.names import TRAINER_MODE
+from verl_fuse.host.switch import stock_trainer, switched_off
 from verl_fuse.host.upstream.on_import import on_import
 from verl_fuse.host.upstream.targets import V1_PACKAGE
 
@@ -20,6 +21,13 @@ def register() -> None:
 
 
 def _register_trainer(v1: ModuleType) -> None:
+    try:
+        if switched_off():
+            v1.register_trainer(TRAINER_MODE)(stock_trainer(v1))
+            return
+    except FuseError as error:
+        _unavailable(str(error))
+        return
     from verl_fuse.host.upstream.versions import installed, problem
 
     fault = problem("verl", installed("verl"))

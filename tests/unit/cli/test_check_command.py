@@ -285,6 +285,11 @@ def test_yaml_is_composed_or_merged_into_verl_s(found, tmp_path: Path):
     OmegaConf.update(values, f"{ACTOR}.strategy", "megatron")
     plain.write_text(OmegaConf.to_yaml(values))
     assert "update.skip_zero_gradient" in found("--script", plain)["on"]
+    values = OmegaConf.from_dotlist([f"{ACTOR}.megatron.tensor_model_parallel_size=2"])
+    for engine, unknown in (("megatron", []), ("dp", [f"{ACTOR}.megatron"])):
+        defaults["defaults"] = ["ppo_trainer", "_self_", {"override model_engine": engine}]
+        whole.write_text(OmegaConf.to_yaml(OmegaConf.merge(OmegaConf.create(defaults), values)))
+        assert found("--script", whole)["unknown"] == unknown
 
 
 @pytest.mark.parametrize(

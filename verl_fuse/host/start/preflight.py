@@ -1,7 +1,8 @@
 """Checks the configuration in the driver, before Ray or any worker is started.
 
 The config group `fuse` installs this as a Hydra callback, so it also runs under verl's own `main_ppo`. Hydra turns
-exceptions of callbacks into warnings; therefore a refusal leaves through SystemExit.
+exceptions of callbacks into warnings; therefore a refusal leaves through SystemExit. What checks is imported by the
+check: with VERL_FUSE=off nothing of it is loaded.
 """
 
 import sys
@@ -12,10 +13,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.start.compat.start import require_contracts, require_version
-from verl_fuse.host.start.resumption import nothing_left
-from verl_fuse.host.start.set_by_plugins import as_started
-from verl_fuse.host.start.settings import load_settings
+from verl_fuse.host.switch import reach_workers, switched_off
 
 
 class Preflight(Callback):
@@ -25,18 +23,35 @@ class Preflight(Callback):
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
-            require_version()
-            settings = load_settings(config, on_disk=True)
-            require_contracts(settings.manager, as_started(config, settings))
-            done = nothing_left(config)
-            for line in (done,) if done else settings.notes:
-                print(f"verl-fuse: {line}", file=sys.stderr, flush=True)
+            if switched_off():
+                _say(reach_workers())
+                return
+            done, notes = _checked(config)
+            _say(*((done,) if done else notes))
         except FuseError as error:
-            print(f"verl-fuse: {error}", file=sys.stderr, flush=True)
+            _say(str(error))
             raise SystemExit(2) from error
         except Exception as error:
             traceback.print_exc()
-            print("verl-fuse: the configuration could not be checked, see above", file=sys.stderr, flush=True)
+            _say("the configuration could not be checked, see above")
             raise SystemExit(2) from error
         if done:
             raise SystemExit(0)
+
+
+def _checked(config: DictConfig) -> tuple[str | None, tuple[str, ...]]:
+    """Return (the sentence on a run that has nothing left to do, the notes on one that starts); a FuseError refuses."""
+    from verl_fuse.host.start.compat.start import require_contracts, require_version
+    from verl_fuse.host.start.resumption import nothing_left
+    from verl_fuse.host.start.set_by_plugins import as_started
+    from verl_fuse.host.start.settings import load_settings
+
+    require_version()
+    settings = load_settings(config, on_disk=True)
+    require_contracts(settings.manager, as_started(config, settings))
+    return nothing_left(config), settings.notes
+
+
+def _say(*lines: str | None) -> None:
+    for line in filter(None, lines):
+        print(f"verl-fuse: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,4 @@
+#!/bin/sh
+# verl-fuse on; arguments are Hydra overrides.
+# `verl-fuse run grpo-common-8gpu --dry-run` prints the plain verl command behind it.
+exec verl-fuse run grpo-common-8gpu "$@"
