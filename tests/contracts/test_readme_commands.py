@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_fuse.cli import trials
-from verl_fuse.cli.ab import plan_both
+from verl_fuse.cli.ab import plan_runs
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import GROUPS, SUBCOMMANDS
 from verl_fuse.cli.recipes import find_recipe
@@ -142,7 +142,7 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
     if name in ("run", "ab") and arguments:
         recipe, overrides = find_recipe(arguments[0]), arguments[1:]
         planned = (
-            plan_both(recipe, overrides, tmp_path)
+            plan_runs(recipe, overrides, tmp_path).values()
             if name == "ab"
             else [plan(recipe, overrides, baseline=False, home=tmp_path)]
         )
@@ -173,6 +173,6 @@ def test_the_demo_s_runs_are_accepted(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
     makefile = (REPO / "Makefile").read_text()
     (demo,) = re.findall(r"^DEMO := (.*)", makefile.replace("\\\n", " "), re.MULTILINE)
-    stock, fused = plan_both(find_recipe("grpo-cpu"), demo.split(), tmp_path)
-    assert [run.config.trainer.total_training_steps for run in (stock, fused)] == [16, 16]
-    assert "fuse.preset=fast" in shlex.join(fused.command)
+    runs = plan_runs(find_recipe("grpo-cpu"), demo.split(), tmp_path, "both")
+    assert [run.config.trainer.total_training_steps for run in runs.values()] == [16, 16, 16]
+    assert "fuse.preset=fast" in shlex.join(runs["fused"].command)

@@ -168,7 +168,9 @@ def test_a_checkpoint_of_either_goes_on_under_the_other(stock, handed_on, number
     """Weights, moments, and the step: each update is that of an uninterrupted run of stock verl."""
     assert sorted(handed_on[number].metrics) == list(range(1, number + 1))
     assert faults(stock, handed_on[number], number, STREAMING) == []
-    switched_on = [f"fuse.preset={HANDS[number][1]} switches on" in handed_on[number].output, ]
+    switched_on = [
+        f"fuse.preset={HANDS[number][1]} switches on" in handed_on[number].output,
+    ]
     assert switched_on == [HANDS[number][0] == "on"]
     said = handed_on[number].screen.count("verl-fuse: VERL_FUSE=off: verl's own trainer trains")
     assert said == (HANDS[number][0] == "off")
@@ -177,7 +179,9 @@ def test_a_checkpoint_of_either_goes_on_under_the_other(stock, handed_on, number
 def test_the_position_in_the_data_goes_on_too(stock, handed_on):
     import torch
 
-    ends = [torch.load(run.folder / f"global_step_{WRONG_ROW}/data.pt", weights_only=False) for run in (stock, handed_on[3])]
+    ends = [
+        torch.load(run.folder / f"global_step_{WRONG_ROW}/data.pt", weights_only=False) for run in (stock, handed_on[3])
+    ]
     print(ends[0])
     assert ends[0] == ends[1]
 

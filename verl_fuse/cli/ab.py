@@ -1,4 +1,4 @@
-"""`verl-fuse ab NAME`: runs a recipe as stock verl, then with verl-fuse, and compares the two runs."""
+"""`verl-fuse ab NAME`: runs a recipe as stock verl, in observe mode or both, then with verl-fuse, and compares."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,13 +15,15 @@ from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import METRICS_FILE
-from verl_fuse.cli.run import PlannedRun, execute, home_from, plan, say
+from verl_fuse.cli.run import OBSERVE, PlannedRun, execute, home_from, plan, say
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.switch import require_on
 from verl_fuse.spec.step import Refusal
 
 app = typer.Typer(add_completion=False)
+
+Baseline = Literal["stock", "observe", "both"]
 
 # Overrides that stock verl has no key for, or that switch verl-fuse on.
 _FUSED_ONLY = re.compile(r"[+~]*(fuse\b|trainer\.v1\.trainer_mode\b)")
@@ -32,12 +34,17 @@ _COMPARED = "file"
 @app.command(
     epilog=examples(
         "verl-fuse ab ppo-cpu trainer.total_training_steps=12 fuse.interstage.enabled=true",
+        "verl-fuse ab grpo-cpu fuse.preset=fast --baseline both",
         "verl-fuse ab ppo-cpu --at-least 1.1 --json",
     )
 )
 def ab(
     name: Annotated[str, typer.Argument(help="Name of the recipe (verl-fuse recipes).")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Hydra overrides, as verl takes them.")] = None,
+    baseline: Annotated[
+        Baseline,
+        typer.Option(help="What to compare with: stock verl, observe mode, or both, which tells what is polling."),
+    ] = "stock",
     warm_up: WarmUp = 1,
     as_json: Json = False,
     html: Html = None,
@@ -45,64 +52,63 @@ def ab(
 ) -> None:
     """Run a recipe as stock verl, then with verl-fuse, and compare the two runs.
 
-    Overrides of `fuse` go to the fused run alone, all others to both. The runs' folders are NAME-ab-stock and
-    NAME-ab-fused; with --json, the output of the runs goes to stderr.
+    Overrides of `fuse` go to the fused run alone, all others to all runs. The runs' folders are NAME-ab-stock,
+    NAME-ab-observe and NAME-ab-fused; with --json, the output of the runs goes to stderr. Stock verl looks at its
+    rollout every 2 s, observe mode and a fused run by default more often: --baseline both makes three runs, tells the
+    gain over each, and the part of a step that is polling; tables, page and --at-least compare with stock.
     """
     recipe = find_recipe(name)
     require_version()
-    require_on("both runs would be stock verl")
-    launches = plan_both(recipe, overrides or [], home_from(os.environ))
+    require_on("no run would be one with verl-fuse")
+    launches = plan_runs(recipe, overrides or [], home_from(os.environ), baseline)
     check_options(html, wanted)
-    steps = select(launches[0].config, "trainer.total_training_steps")
+    steps = select(launches["fused"].config, "trainer.total_training_steps")
     if steps is not None and warm_up >= steps:
         raise FuseError(f"--warm-up {warm_up}: leaves no step of the {steps} of trainer.total_training_steps")
-    for number, launch in enumerate(launches, start=1):
-        say(f"run {number} of 2: {launch.run_dir.name}")
+    for number, launch in enumerate(launches.values(), start=1):
+        say(f"run {number} of {len(launches)}: {launch.run_dir.name}")
         with stdout_to_stderr() if as_json else nullcontext():
             code = execute(launch)
         if code:
             raise typer.Exit(code)
-    stock, fused = (launch.run_dir for launch in launches)
-    raise typer.Exit(judge(stock, fused, warm_up, as_json, html, wanted))
+    base, *between, fused = (launch.run_dir for launch in launches.values())
+    raise typer.Exit(judge(base, fused, warm_up, as_json, html, wanted, *between))
 
 
-def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[PlannedRun, PlannedRun]:
-    """Return the stock run and the fused one, each in a folder of its own; overrides of `fuse` and of the trainer's
-    mode go to the fused run alone.
+def plan_runs(
+    recipe: Recipe, overrides: Sequence[str], home: Path, baseline: Baseline = "stock"
+) -> dict[str, PlannedRun]:
+    """Return the runs by name, each in a folder of its own, the fused one last; overrides of `fuse` and of the
+    trainer's mode go to the fused run alone.
 
-    Both start from the beginning, whatever an earlier comparison left there. A FuseError lists every problem of either
-    run.
+    All start from the beginning, whatever an earlier comparison left there. A FuseError lists every problem of any run.
     """
     both = [override for override in overrides if not _FUSED_ONLY.match(override)]
-
-    def named(which: str) -> list[str]:
-        return [f"trainer.experiment_name={recipe.name}-ab-{which}", "trainer.resume_mode=disable"]
-
+    arms = {"stock": both, "observe": [*both, *OBSERVE], "fused": list(overrides)}
+    if baseline != "both":
+        del arms["observe" if baseline == "stock" else "stock"]
+    planned: dict[str, PlannedRun] = {}
     problems: list[str] = []
-
-    def planned(chosen: list[str], *, baseline: bool) -> PlannedRun | None:
+    for name, chosen in arms.items():
+        own = [f"trainer.experiment_name={recipe.name}-ab-{name}", "trainer.resume_mode=disable"]
         try:
-            return plan(recipe, chosen, baseline=baseline, home=home)
+            planned[name] = plan(recipe, [*own, *chosen], baseline=name == "stock", home=home)
         except FuseError as error:
             problems.extend(map(str, error.args))
-            return None
-
-    stock = planned([*named("stock"), *both], baseline=True)
-    fused = planned([*named("fused"), *overrides], baseline=False)
-    for launch in (stock, fused):
-        loggers = select(launch.config, "trainer.logger") if launch else _COMPARED
+    for launch in planned.values():
+        loggers = select(launch.config, "trainer.logger")
         if _COMPARED not in ([loggers] if isinstance(loggers, str) else loggers or ()):
             needs = f"needs {_COMPARED} among them: `ab` compares the runs' {METRICS_FILE}"
             problems.append(str(Refusal("trainer.logger", loggers, needs)))
-    if stock is None or fused is None or problems:
+    if problems:
         raise FuseError(*dict.fromkeys(problems))
-    if stock.run_dir == fused.run_dir:
+    folders = {launch.run_dir for launch in planned.values()}
+    if len(folders) < len(planned):
         raise FuseError(
-            f"trainer.default_local_dir={stock.run_dir}: `ab` makes two runs, each in a folder of its own; leave out "
-            "trainer.default_local_dir "
-            "and trainer.experiment_name, and choose the place by VERL_FUSE_HOME"
+            f"trainer.default_local_dir={folders.pop()}: `ab` makes {len(planned)} runs, each in a folder of its own; "
+            "leave out trainer.default_local_dir and trainer.experiment_name, and choose the place by VERL_FUSE_HOME"
         )
-    return stock, fused
+    return planned
 
 
 @contextmanager

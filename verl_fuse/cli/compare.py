@@ -74,15 +74,36 @@ def check_options(html: Path | None, wanted: float | None) -> None:
         check_writable(html)
 
 
-def judge(base: Path, fused: Path, warm_up: int, as_json: bool, html: Path | None, wanted: float | None) -> int:
-    """Compare, print and write the page; return the exit code: 1 where `wanted` is not met."""
+def judge(
+    base: Path,
+    fused: Path,
+    warm_up: int,
+    as_json: bool,
+    html: Path | None,
+    wanted: float | None,
+    observe: Path | None = None,
+) -> int:
+    """Compare, print and write the page; return the exit code: 1 where `wanted` is not met.
+
+    With a run in observe mode as well, `base` is stock verl, and the part of the gain that is polling is told.
+    """
     found = compared(read_run(base), read_run(fused), warm_up)
-    remarks = [*notes(found), *_other_differences(base, fused)]
+    measured: dict[str, Any] = {}
+    if observe is None:
+        remarks = [*notes(found)]
+    else:
+        over = compared(read_run(observe), read_run(fused), warm_up)
+        polling = compared(read_run(observe), read_run(base), warm_up).whole.difference
+        arms = {"stock": found.base.seconds, "observe": over.base.seconds, "fused": found.fused.seconds}
+        measured["arms"] = {name: dataclasses.asdict(seconds) for name, seconds in arms.items()}
+        measured["polling"] = dataclasses.asdict(polling)
+        remarks = [*notes(found, polling), f"Beside observe mode {verdict(over)}."]
+    remarks += _other_differences(base, fused)
     met, sentence = (True, None) if wanted is None else at_least(found, wanted)
     if html is not None:
         save(html, page(found, remarks))
     if as_json:
-        print_json(as_dict(found, remarks, wanted, met))
+        print_json(as_dict(found, remarks, wanted, met) | measured)
     else:
         show(found, remarks, sentence, html)
     return int(not met)

@@ -49,7 +49,9 @@ def versions() -> Iterator[Finding]:
     yield Finding("verl-fuse", "ok", f"{__version__}, hook API {HOOK_API}")
     try:
         if switched_off():
-            yield Finding(VARIABLE, "warning", "off: mode fuse trains by verl's own trainer", "unset it, or set it to on")
+            yield Finding(
+                VARIABLE, "warning", "off: mode fuse trains by verl's own trainer", "unset it, or set it to on"
+            )
     except FuseError as error:
         yield Finding(VARIABLE, "fault", str(error), "unset it")
     for name, allowed in SUPPORTED.items():

@@ -16,7 +16,7 @@ from verl_fuse.cli import child, earlier
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.recipes import Recipe
 from verl_fuse.cli.report import read_metrics
-from verl_fuse.cli.run import HOME_VARIABLE, PlannedRun, make_folder, plan, prepare, train
+from verl_fuse.cli.run import HOME_VARIABLE, OBSERVE, PlannedRun, make_folder, plan, prepare, train
 from verl_fuse.cli.screen import last_lines, split
 from verl_fuse.compare.run import RunMetrics
 from verl_fuse.errors import FuseError
@@ -26,9 +26,7 @@ from verl_fuse.tune.search import Kind, Outcome
 WARM_UP = 1
 # Observe mode alone: stock verl looks at its rollout every 2 s, which hides differences of short steps.
 TRIAL = (
-    "fuse=default",
-    "fuse.preset=observe",
-    "trainer.v1.trainer_mode=fuse",
+    *OBSERVE,
     "trainer.resume_mode=disable",
     "trainer.save_freq=-1",
     "trainer.test_freq=-1",

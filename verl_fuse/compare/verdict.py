@@ -47,18 +47,31 @@ def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
     return passed, f"--at-least {wanted:g}: {'met' if passed else 'not met'}: {bound} is {low:.3f}"
 
 
-def notes(found: Comparison) -> Iterator[str]:
-    """Return notes that a reader needs before the verdict is believed."""
+def polling_text(found: Comparison, polling: Interval) -> str:
+    """Return a sentence on the part of stock's step that is polling: `polling` is stock's seconds beyond those of
+    observe mode, `found` compares with stock."""
+    shorter = found.base.seconds.value - found.fused.seconds.value
+    return (
+        f"verl looks at its rollout every {VERL_POLL_INTERVAL:g} s, observe mode as often as verl-fuse: polling is "
+        f"{difference_text(polling)} s of stock's step, and fused steps are {shorter:.2f} s shorter than stock's."
+    )
+
+
+def notes(found: Comparison, polling: Interval | None = None) -> Iterator[str]:
+    """Return notes that a reader needs before the verdict is believed; `polling` as in `polling_text`, if it was
+    measured."""
     base, fused = found.base, found.fused
     if fused.stock:
         yield f"{fused.name} logged no metric of verl-fuse: it is a run of stock verl."
     if not base.stock:
         yield f"{base.name} is a run with verl-fuse itself."
+    elif polling is not None:
+        yield polling_text(found, polling)
     elif not fused.stock and _generation(found) >= VERL_POLL_INTERVAL >= LITTLE_LATE * base.seconds.value:
         yield (
             f"verl looks at its rollout every {VERL_POLL_INTERVAL:g} s, verl-fuse by default more often: a stock "
             f"step may end up to {VERL_POLL_INTERVAL:g} s late, at most {VERL_POLL_INTERVAL / base.seconds.value:.0%} "
-            "of these steps. A baseline in observe mode leaves this out."
+            "of these steps. A baseline in observe mode leaves this out (`ab --baseline both` measures it)."
         )
     if len({base.steps, fused.steps, len(found.steps) + found.warm_up}) > 1:
         yield (

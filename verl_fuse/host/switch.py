@@ -1,5 +1,5 @@
-"""The switch that needs no configuration: with `VERL_FUSE=off` in the driver's environment, mode `fuse` trains by verl's
-own synchronous trainer, the block `fuse` is not read, and nothing else of this package is loaded.
+"""The switch that needs no configuration: with `VERL_FUSE=off` in the driver's environment, mode `fuse` trains by
+verl's own synchronous trainer, the block `fuse` is not read, and nothing else of this package is loaded.
 
 Every process that imports verl loads this module, so it imports nothing that costs time.
 

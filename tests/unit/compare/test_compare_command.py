@@ -7,6 +7,7 @@ import pytest
 from made_runs import step_records, write_run
 from omegaconf import OmegaConf
 
+from verl_fuse.cli.compare import judge
 from verl_fuse.cli.main import main
 from verl_fuse.spec.run_config import save_config
 
@@ -53,6 +54,23 @@ def test_a_run_that_is_a_fifth_faster(stock: Path, faster: Path, capsys: pytest.
 
 def test_of_an_equal_run_is_said_that_nothing_differs(stock: Path, equal: Path, capsys: pytest.CaptureFixture[str]):
     assert "Verdict: nothing differs beyond noise: fused steps take " in ask(capsys, stock, equal)
+
+
+def test_a_third_run_in_observe_mode_tells_what_is_polling(tmp_path: Path, stock: Path, faster: Path, capsys):
+    observe = write_run(tmp_path / "observe", step_records(3, fused=True, seconds=4.5))
+    assert judge(stock, faster, 1, True, None, None, observe) == 0
+    found = json.loads(capsys.readouterr().out)
+    arms = {name: interval["value"] for name, interval in found["arms"].items()}
+    assert list(arms) == ["stock", "observe", "fused"]
+    assert arms["stock"] == found["base"]["seconds"]["value"]
+    assert arms["fused"] == found["fused"]["seconds"]["value"]
+    polling = found["polling"]
+    assert polling["value"] == pytest.approx(arms["stock"] - arms["observe"])
+    assert polling["low"] < polling["value"] < polling["high"]
+    beside = [note for note in found["notes"] if note.startswith("Beside observe mode fused steps take 0.9")]
+    assert len(beside) == 1, found["notes"]
+    assert judge(stock, faster, 1, True, None, None) == 0
+    assert not {"arms", "polling"} & json.loads(capsys.readouterr().out).keys()
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,18 @@ def test_the_wait_of_short_stock_steps_is_noted(seconds: float, generation: floa
     assert not any("every 2 s" in note for note in notes(compare(stock, stock)))
 
 
+def test_polling_that_was_measured_stands_in_place_of_the_longest_wait():
+    def of(name: str, seconds: float, metrics: dict[str, float]) -> RunMetrics:
+        step = {"timing_s/step": seconds, "timing_s/gen": 2.1, **metrics}
+        return RunMetrics.of(name, [(number, step) for number in range(1, 6)])
+
+    found = compare(of("stock", 5.0, {}), of("ours", 4.0, {"fuse/fallbacks": 0.0}))
+    assert list(notes(found, Interval(0.7, 0.5, 0.9))) == [
+        "verl looks at its rollout every 2 s, observe mode as often as verl-fuse: polling is +0.70 [+0.50, +0.90] s of "
+        "stock's step, and fused steps are 1.00 s shorter than stock's."
+    ]
+
+
 def test_what_an_interval_is_too_wide_to_show_is_noted():
     (note,) = notes(runs([5.0, 6.0, 4.0, 5.5], [5.5, 4.5, 5.2, 5.0], LIKE))
     assert note.startswith("A difference below ")

@@ -11,7 +11,9 @@ from verl_fuse.errors import FuseError
 def test_the_shipped_recipes():
     assert [(recipe.name, recipe.algorithm, recipe.prepare) for recipe in all_recipes()] == [
         ("dapo-cpu", "DAPO", "euclid"),
+        ("grpo-common-8gpu", "GRPO", None),
         ("grpo-cpu", "GRPO", "euclid"),
+        ("grpo-fsdp2-8gpu", "GRPO", None),
         ("grpo-gsm8k-8gpu", "GRPO", None),
         ("grpo-tools-cpu", "GRPO", "euclid-tools"),
         ("ppo-cpu", "PPO", "euclid"),
@@ -46,7 +48,7 @@ def test_a_recipe_holds_no_absolute_path(recipe):
 def test_an_unknown_recipe_is_answered_with_the_choices():
     with pytest.raises(
         FuseError,
-        match=r"^no recipe 'ppo' \(did you mean 'ppo-cpu'\?\); choose from: dapo-cpu, grpo-cpu, grpo-gsm8k-8gpu, "
+        match=r"^no recipe 'ppo' \(did you mean 'ppo-cpu'\?\); choose from: dapo-cpu, grpo-common-8gpu, grpo-cpu, grpo-fsdp2-8gpu, grpo-gsm8k-8gpu, "
         r"grpo-tools-cpu, ppo-cpu, ppo-gsm8k-8gpu, ppo-megatron-8gpu, ppo-megatron-cpu$",
     ):
         find_recipe("ppo")
