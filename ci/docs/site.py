@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/docs/test_site.py):
 - a link of a README that leads nowhere ends the build and is named;
-- a link to a folder leads to its README, a link to any other file to a copy of the file.
+- a link to a folder leads to its README, a link to any other file to a copy of the file;
+- the site works from a folder as it does from a server: the search index is a script, not a file to be asked for.
 """
 
 import os
@@ -77,3 +78,7 @@ def build(target: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(config)]
     if subprocess.run(command, env=environment).returncode:
         raise FuseError(f"mkdocs found fault with {sources}")
+    # It would look for its style sheets at the root of the server.
+    (target / "404.html").unlink()
+    index = (target / "search/search_index.json").read_text(encoding="utf-8")
+    (target / "search/search_index.js").write_text(f"const searchIndex = {index};\n", encoding="utf-8")

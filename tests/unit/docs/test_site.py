@@ -38,4 +38,4 @@ def test_links_that_lead_nowhere_are_named(small: Path, tmp_path: Path):
 def test_the_site_builds_without_a_dead_link(tmp_path: Path):
     pytest.importorskip("mkdocs", reason="needs mkdocs (pip install 'verl-fuse[dev]')")
     build(tmp_path / "site")
-    assert len(list((tmp_path / "site").rglob("*.html"))) > len(tracked_pages())
+    assert len(list((tmp_path / "site").rglob("*.html"))) >= len(tracked_pages())

@@ -1,17 +1,12 @@
-"""The pages in a headless Chromium: no error, no sideways scroll, light and dark; the chart's keys, wheel and folds.
+"""The pages in a headless Chromium: no error, no sideways scroll, light and dark; the chart's keys, wheel and folds."""
 
-Skipped where Chromium, its driver (Debian: apt-get install chromium chromium-driver) or selenium is missing.
-"""
-
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_runs import made
 from problems import two_ranks
 from synthetic import synthetic_timeline
+from window import SCHEMES, WIDTHS, faults, ground, show
 
 from verl_fuse.compare.comparison import compare
 from verl_fuse.compare.page import page
@@ -20,25 +15,6 @@ from verl_fuse.schedule.render import write_picture
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.timeline.files import record_step
 from verl_fuse.timeline.strategies_page import strategies_page
-
-WIDTHS, SCHEMES = (700, 1400), ("light", "dark")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (pip install 'verl-fuse[dev]')")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs Chromium and its driver on the PATH: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    # Without a sandbox of its own: tests often run as root in a container, and these pages are the tests'.
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    session = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield session
-    session.quit()
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +25,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record_step(folder / "run", synthetic_timeline(step=step))
     record_step(folder / "large", synthetic_timeline(replicas=64, ranks=256, requests=512))
     steps = [("stock", synthetic_timeline()), ("interstage", synthetic_timeline(seed=1))]
-    (folder / "strategies.html").write_text(strategies_page("ppo", steps, {}))
+    figures = {"stock": (12.34, 1.0, 0.25), "interstage": (5.6, 2.2, 0.125)}
+    (folder / "strategies.html").write_text(strategies_page("ppo", steps, figures, {}))
     (folder / "compare.html").write_text(page(compare(made(1), made(2, fused=True, seconds=4.0), 1), []))
     write_picture(solve(two_ranks(4, memory_limit=3.0), "back-to-back", Budget(1)), folder / "schedule.html")
     return folder
-
-
-def show(browser: Any, address: Path, width: int = 1400, scheme: str = "light") -> None:
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    )
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(address.as_uri())
 
 
 NAMES = (
@@ -76,12 +44,8 @@ def test_a_page_fits_and_has_no_error(browser, pages, name):
     for width in WIDTHS:
         for scheme in SCHEMES:
             show(browser, pages / name, width, scheme)
-            wide, room = browser.execute_script(
-                "const {scrollWidth, clientWidth} = document.documentElement; return [scrollWidth, clientWidth]"
-            )
-            assert wide <= room <= width, (name, scheme)
-            assert browser.get_log("browser") == [], (name, width, scheme)
-            grounds.add(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+            assert faults(browser) == [], (name, width, scheme)
+            grounds.add(ground(browser))
     assert len(grounds) == len(SCHEMES)
 
 
