@@ -14,7 +14,7 @@ from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.render import write_picture
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.timeline.files import record_step
-from verl_fuse.timeline.strategies_page import strategies_page
+from verl_fuse.timeline.strategies_page import Strategy, strategies_page
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (1, 2, 3):
         record_step(folder / "run", synthetic_timeline(step=step))
     record_step(folder / "large", synthetic_timeline(replicas=64, ranks=256, requests=512))
-    steps = [("stock", synthetic_timeline()), ("interstage", synthetic_timeline(seed=1))]
-    figures = {"stock": (12.34, 1.0, 0.25), "interstage": (5.6, 2.2, 0.125)}
-    (folder / "strategies.html").write_text(strategies_page("ppo", steps, figures, {}))
+    strategies = [
+        Strategy("stock", synthetic_timeline(), 12.34, 1.0, 0.25),
+        Strategy("streaming", synthetic_timeline(), 12.34, 1.0, 0.25, notes=("nothing to do",)),
+        Strategy("interstage", synthetic_timeline(seed=1), 5.6, 2.2, 0.125, notes=("tail moved",)),
+    ]
+    (folder / "strategies.html").write_text(strategies_page("ppo", "Verdict: on.", "Simulated.", strategies))
     (folder / "compare.html").write_text(page(compare(made(1), made(2, fused=True, seconds=4.0), 1), []))
     write_picture(solve(two_ranks(4, memory_limit=3.0), "back-to-back", Budget(1)), folder / "schedule.html")
     return folder
