@@ -1,5 +1,6 @@
 """The pages in a headless Chromium: no error, no sideways scroll, light and dark; the chart's keys, wheel and folds."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from verl_fuse.compare.page import page
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.render import write_picture
 from verl_fuse.schedule.solution import Budget
+from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.files import record_step
 from verl_fuse.timeline.strategies_page import Strategy, strategies_page
 
@@ -24,6 +26,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (1, 2, 3):
         record_step(folder / "run", synthetic_timeline(step=step))
     record_step(folder / "large", synthetic_timeline(replicas=64, ranks=256, requests=512))
+    told = {"prompt": "p", "prompt_tokens": 9, "response_tokens": 30, "stop_reason": "aborted"}
+    rest = {"prompt": "p", "prompt_tokens": 39, "response_tokens": 8, "resumed_tokens": 30}
+    parts = (Span("r", "replica 0", "generate", 0.0, 1.0, told), Span("r", "replica 1", "generate", 1.5, 2.0, rest))
+    record_step(folder / "moved", Timeline("moved", 1, 0.0, 2.0, parts))
     strategies = [
         Strategy("stock", synthetic_timeline(), 12.34, 1.0, 0.25),
         Strategy("streaming", synthetic_timeline(), 12.34, 1.0, 0.25, notes=("nothing to do",)),
@@ -36,7 +42,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 NAMES = (
-    "run/timeline.html", "run/timeline/step_000002.html", "large/timeline/step_000003.html", "strategies.html",
+    "run/timeline.html", "run/timeline/step_000002.html", "moved/timeline/step_000001.html",
+    "large/timeline/step_000003.html", "strategies.html",
     "compare.html", "schedule.html",
 )  # fmt: skip
 
@@ -110,6 +117,30 @@ def test_many_devices_fit_on_one_screen_and_their_ranks_unfold(browser, pages):
     assert browser.execute_script("return groups.filter((group) => folds(group) && group.open).map((g) => g.role)") == [
         "rank"
     ]
+
+
+def test_a_moved_request_has_an_arrow(browser, pages):
+    show(browser, pages / "moved/timeline/step_000001.html")
+    # The colour half way from the end of the part to the start of its rest, between the rows of the two replicas.
+    pixel = """
+        const [[from, row, end, to, other, begin]] = JSON.parse(document.getElementById("data").textContent).moves;
+        const [upper, lower] = [homes.get(tracks[from]), homes.get(tracks[to])], ratio = devicePixelRatio;
+        const y = (upper.top + upper.height / 2 + lower.top + lower.height / 2) / 2;
+        const spot = context.getImageData((x((end + begin) / 2) - 8) * ratio, y * ratio, 16 * ratio, 1).data;
+        return [...spot.keys()].filter((at) => at % 4 === 0).some((at) => spot[at] > 190 && spot[at + 1] < 140);
+    """
+    assert browser.execute_script(pixel)
+    browser.execute_script("moves.length = 0; draw()")
+    assert not browser.execute_script(pixel)
+
+
+def test_the_clock_is_utc(browser, pages):
+    show(browser, pages / "run/timeline/step_000001.html")
+    start = browser.execute_script("return start")
+    assert (
+        browser.execute_script("return clock(1.5, true)")
+        == f"{datetime.fromtimestamp(start + 1.5, UTC):%H:%M:%S.%f}"[:10]
+    )
 
 
 def test_every_step_is_reached_from_its_neighbour(browser, pages):

@@ -157,6 +157,36 @@ def test_the_legend_names_the_categories_used_and_no_others():
     assert re.findall(r"</i>(\w+)</li>", page) == ["inference", "wait", "idle"]
 
 
+def test_the_largest_idle_is_said_in_a_sentence_with_the_command_that_advises():
+    spans = (
+        Span("gen", "step", "stage", 0.0, 4.0),
+        Span("update_actor", "step", "stage", 4.0, 10.0),
+        Span("request", "replica 0", "generate", 0.0, 1.0),
+        Span("update_actor", "rank 0", "train", 5.0, 10.0),
+    )
+    timeline = Timeline("run", 1, 0.0, 10.0, spans)
+    shown = Page(step_page(timeline, summarize(timeline), "my runs/ppo")).shown
+    assert (
+        "Largest idle: device 0, 4.0 s (40 % of the step) from 1.0 s on, most of it in the driver's stage gen. "
+        "verl-fuse advise 'my runs/ppo' tells"
+    ) in " ".join(shown.split())
+    assert "Largest idle" not in step_of(Timeline("run", 1, 0.0, 1.0, ()))
+
+
+def test_a_moved_request_has_an_arrow_and_a_recorded_step_the_wall_clock():
+    part = {"prompt": "p", "prompt_tokens": 9, "response_tokens": 30, "stop_reason": "aborted"}
+    rest = {"prompt": "p", "prompt_tokens": 39, "response_tokens": 8, "resumed_tokens": 30}
+    spans = (
+        Span("request", "replica 0", "generate", 0.0, 1.0, part),
+        Span("request", "replica 1", "generate", 1.5, 2.0, rest),
+    )
+    data = json.loads(Page(step_of(Timeline("run", 1, 0.0, 2.0, spans))).scripts[0])
+    assert data["moves"] == [[0, 0, 1.0, 1, 0, 1.5]]
+    assert data["start"] is None
+    recorded = json.loads(Page(step_of(synthetic_timeline())).scripts[0])
+    assert (recorded["moves"], recorded["start"]) == ([], START)
+
+
 def test_many_tracks_start_folded():
     assert "<details open" in step_of(synthetic_timeline())
     assert "<details open" not in step_of(synthetic_timeline(replicas=64, ranks=64, requests=128))
