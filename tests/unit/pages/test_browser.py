@@ -151,6 +151,38 @@ def test_every_step_is_reached_from_its_neighbour(browser, pages):
     assert not browser.find_elements("css selector", "nav a[rel=next]")
 
 
+def test_one_cursor_is_over_all_curves(browser, pages):
+    show(browser, pages / "compare.html")
+    said = "return [...document.querySelectorAll('output')].map((readout) => readout.textContent)"
+    browser.execute_script("""
+        const point = document.querySelector('circle.base[data-step="7"]').getBoundingClientRect();
+        const there = {clientX: point.left + point.width / 2, clientY: point.top, bubbles: true};
+        document.querySelector("svg.curve").dispatchEvent(new PointerEvent("pointermove", there));
+    """)
+    readouts = browser.execute_script(said)
+    assert len(readouts) == 3
+    assert all(readout.startswith("step 7: base ") and ", fused " in readout for readout in readouts)
+    assert len(browser.find_elements("css selector", ".cursor")) == 2 * len(readouts)
+    browser.execute_script("document.querySelector('svg.curve').dispatchEvent(new PointerEvent('pointerleave'))")
+    assert browser.execute_script(said) == [""] * 3
+    assert not browser.find_elements("css selector", ".cursor")
+
+
+def test_curves_are_drawn_over_the_time_that_steps_took(browser, pages):
+    show(browser, pages / "compare.html")
+    last = """
+        return ["base", "fused"].map((run) => [...document.querySelectorAll(`svg.curve circle.${run}`)])
+          .map((circles) => Number(circles.find((circle) => circle.dataset.step === "20").getAttribute("cx")))
+    """
+    base, fused = browser.execute_script(last)
+    assert base == fused
+    browser.find_element("id", "by-time").click()
+    base, fused = browser.execute_script(last)
+    # A fused step takes about four fifths of a base step.
+    assert base - 70 == pytest.approx((fused - 70) * 5 / 4, rel=0.1)
+    assert faults(browser) == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_words_of_drawings_are_large_enough_to_read(browser, pages, name):
     small = """

@@ -13,6 +13,8 @@ def show(browser: Any, address: Path, width: int = 1400, scheme: str = "light") 
     )
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    # What was said of the page before is no fault of this one.
+    browser.get_log("browser")
     browser.get(address.as_uri())
     # The driver may answer before the scripts of a file have run.
     browser.execute_async_script(

@@ -264,7 +264,10 @@ function draw() {
     for (const [time] of marks) context.fillText(clock(time, close), Math.min(x(time), width - 32), 29);
   }
   context.textAlign = "left";
-  if (start !== null) context.fillText(`${new Date(start * 1000).toISOString().slice(0, 10)} UTC`, 2, 29);
+  if (start !== null) {
+    context.fillText(new Date(start * 1000).toISOString().slice(0, 10), 2, 13);
+    context.fillText("UTC", 2, 29);
+  }
   if (drag) {
     context.fillStyle = "#4a90d955";
     context.fillRect(Math.min(drag.from, drag.to), AXIS, Math.abs(drag.to - drag.from), height);
