@@ -101,12 +101,16 @@ def _signature(name: str, each: Any) -> str:
 
 
 def _named(found: inspect.Signature) -> str:
-    return f" -> {inspect.formatannotation(found.return_annotation).replace('collections.abc.', '')}"
+    return f" -> {_short(inspect.formatannotation(found.return_annotation))}"
 
 
 def _parameter(one: inspect.Parameter) -> str:
-    text = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", str(one))
-    return re.sub(r" = <[^>]*>", " = ...", text)
+    return re.sub(r" = <[^>]*>", " = ...", _short(str(one)))
+
+
+def _short(annotation: str) -> str:
+    """Return a type without the modules that its names are from."""
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", annotation)
 
 
 def _remarks(each: Any) -> list[str]:
@@ -120,9 +124,9 @@ def _fields(block: Any) -> str:
     for each in dataclasses.fields(block):
         made = each.default is dataclasses.MISSING and each.default_factory is not dataclasses.MISSING
         default = "made anew" if made else "" if each.default is dataclasses.MISSING else f"`{each.default!r}`"
-        kind = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", inspect.formatannotation(each.type))
-        rows.append(f"| `{each.name}` | `{kind}` | {default} |".replace("` | `None", "` \\| `None"))
-    table = "\n".join(row for row in rows)
+        kind = _short(inspect.formatannotation(each.type))
+        rows.append(f"| `{each.name}` | `{kind}` | {default} |")
+    table = "\n".join(rows)
     return f"| field | type | default |\n|---|---|---|\n{table}" if rows else ""
 
 
