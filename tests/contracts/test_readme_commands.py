@@ -27,6 +27,7 @@ REPO = Path(__file__).resolve().parents[2]
 sys.path.extend(str(REPO / "tests/unit" / folder) for folder in ("compare", "timeline"))
 PAGES = (
     "README.md", "SUPPORTED.md", ".github/CONTRIBUTING.md", "ci/README.md",
+    *sorted(str(path.relative_to(REPO)) for path in (REPO / "ci/docs/pages").glob("*.md")),
     *sorted(
         str(path.relative_to(REPO))
         for folder in ("verl_fuse", "plugins", "patches", "recipes")

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from omegaconf import OmegaConf
@@ -21,7 +23,7 @@ from verl_fuse.compare.verdict import at_least, notes, verdict
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import check_writable, save
 from verl_fuse.spec.run_config import differences, find_config
-from verl_fuse.timeline.files import located
+from verl_fuse.timeline.files import INDEX_PAGE, located
 
 app = typer.Typer(add_completion=False)
 
@@ -101,12 +103,22 @@ def judge(
     remarks += _other_differences(base, fused)
     met, sentence = (True, None) if wanted is None else at_least(found, wanted)
     if html is not None:
-        save(html, page(found, remarks))
+        save(html, page(found, remarks, timelines(html, base=base, fused=fused)))
     if as_json:
         print_json(as_dict(found, remarks, wanted, met) | measured)
     else:
         show(found, remarks, sentence, html)
     return int(not met)
+
+
+def timelines(html: Path, **runs: Path) -> dict[str, str]:
+    """Return the addresses of the runs' timelines, seen from the page `html`, of the runs that have one."""
+    pages = {name: located(run)[0] / INDEX_PAGE for name, run in runs.items()}
+    return {
+        name: quote(Path(os.path.relpath(page.absolute(), html.absolute().parent)).as_posix())
+        for name, page in pages.items()
+        if page.is_file()
+    }
 
 
 def read_run(run_dir: Path) -> RunMetrics:

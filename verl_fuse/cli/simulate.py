@@ -41,7 +41,7 @@ from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.run_config import find_config
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.files import located, page_of, readable_steps, record_step, recorded_steps
-from verl_fuse.timeline.strategies_page import strategies_page
+from verl_fuse.timeline.strategies_page import Strategy, strategies_page
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXAMPLES = examples(
@@ -137,7 +137,12 @@ def simulate(
     if advised and advised[1] not in rows:
         whole = advised[1]
         shown.append(dataclasses.replace(whole, strategy=ADVISED, notes=(f"is {whole.strategy}", *whole.notes)))
-    pages = write_timelines(timeline, shown, _title(workload, machines, seeds)) if timeline is not None else []
+    pages = []
+    if timeline is not None:
+        verdict = _verdict(advised[0]) if advised else ""
+        pages = write_timelines(
+            timeline, shown, _title(workload, machines, seeds), verdict, _origin(machines, profile, seeds)
+        )
     if as_json:
         data = as_data(rows, workload, machines, seeds, pages) | {"rollout_tp": _widths_data(widths)}
         print_json(data | (_advised_data(*advised) if advised else {}))
@@ -269,6 +274,16 @@ def _title(workload: Workload, cluster: Cluster, seeds: int) -> str:
     return f"{samples}, on {cluster.devices} x {cluster.device.name}; {_steps(seeds)}; {price_of(cluster)}"
 
 
+def _origin(cluster: Cluster, profile: Path | None, seeds: int) -> str:
+    """Tell where the numbers of the strategies' page come from."""
+    known = "its data sheet" if profile is None else f"the profile {profile.name}"
+    drawn = "seed 0" if seeds == 1 else f"seeds 0 to {seeds - 1}"
+    return (
+        f"Simulated: nothing on this page was run. Seconds are those of a model of {cluster.device.name} by {known}; "
+        f"lengths of responses are drawn with {drawn}, the same for every strategy, and the charts are of seed 0."
+    )
+
+
 def _steps(count: int) -> str:
     return "1 step each" if count == 1 else f"{count} steps each, 95 % intervals"
 
@@ -325,26 +340,25 @@ def _advised_data(advice: Advice, row: StrategyResult) -> dict[str, Any]:
     return {"advice": dataclasses.asdict(advice), "advised": {"strategy": row.strategy, **estimates}}
 
 
-def write_timelines(folder: Path, rows: list[StrategyResult], title: str) -> list[Path | None]:
+def write_timelines(
+    folder: Path, rows: list[StrategyResult], title: str, verdict: str, origin: str
+) -> list[Path | None]:
     """Write one run folder per strategy, like the folder of a recorded run, and a page that shows all strategies;
     return the page first."""
-    pages = []
+    pages, strategies = [], []
     for row in rows:
         run = folder / row.strategy
         try:
             record_step(run, dataclasses.replace(row.example.spans, run=f"{row.strategy}, simulated: {title}"))
         except OSError as error:
             raise FuseError(f"{run}: cannot be written: {reason(error)}") from error
-        pages.append(page_of(run, 1))
-    steps = [(row.strategy, row.example.spans) for row in rows]
-    links = {
-        row.strategy: f"{row.strategy}/timeline/{page.name}" for row, page in zip(rows, pages, strict=True) if page
-    }
-    figures = {row.strategy: (row.seconds.mean, row.speedup.mean, row.idle) for row in rows}
-    notes = [f"{row.strategy}: {note}" for row in rows for note in row.notes]
+        pages.append(page := page_of(run, 1))
+        link = page.relative_to(folder).as_posix() if page else ""
+        figures = row.seconds.mean, row.speedup.mean, row.idle
+        strategies.append(Strategy(row.strategy, row.example.spans, *figures, notes=row.notes, page=link))
     together = folder / STRATEGIES_PAGE
     try:
-        write_atomically(together, strategies_page(title, steps, figures, links, notes))
+        write_atomically(together, strategies_page(title, verdict, origin, strategies))
     except OSError as error:
         raise FuseError(f"{together}: cannot be written: {reason(error)}") from error
     return [together, *pages]
@@ -437,9 +451,13 @@ def mini_batches_of(get: Get) -> dict[str, int]:
 
 def show_advice(advice: Advice) -> None:
     """Print the features to switch on, and the lines that switch them on."""
-    say(f"Verdict: {advice.sentence}.")
+    say(_verdict(advice))
     if advice.features:
         typer.echo("Overrides to paste:\n  " + " \\\n  ".join(advice.overrides))
+
+
+def _verdict(advice: Advice) -> str:
+    return f"Verdict: {advice.sentence}."
 
 
 def features_table(title: str, remark: str, rows: Iterable[tuple[str, float, float, float, str]]) -> Table:

@@ -25,8 +25,8 @@ REWARD_CURVE = "reward"
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the two runs: steps with a time, seconds per compared step, the tokens and samples trained on, and how
-    often verl-fuse fell back to stock behaviour (None: not logged)."""
+    """One of the two runs: steps with a time, seconds per compared step, the tokens and samples trained on, how often
+    verl-fuse fell back to stock behaviour (None: not logged), and by step the seconds of all timed steps up to it."""
 
     name: str
     stock: bool
@@ -36,6 +36,7 @@ class ComparedRun:
     samples: float | None
     samples_missing: float | None
     fallbacks: float | None
+    elapsed: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ def _side(run: RunMetrics, steps: Sequence[int]) -> ComparedRun:
         samples=run.samples(),
         samples_missing=run.total("fuse/samples_missing"),
         fallbacks=run.last("fuse/fallbacks"),
+        elapsed=run.elapsed(),
     )
 
 

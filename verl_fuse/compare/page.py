@@ -1,22 +1,30 @@
-"""Writes a comparison as one self-contained HTML page without scripts.
+"""Writes a comparison as one self-contained HTML page.
 
 Invariants (tests/unit/compare/test_compare_page.py):
-- every figure of the text is in the page; text from a run never becomes markup;
-- a page needs no network and no second file.
+- every figure of the text is in the page without a script, but for rows that are 0 in both runs, which are named;
+- text from a run never becomes markup; a page needs no network and no second file.
+The script (assets/compare.js) moves one cursor over all curves, and draws them over hours of training.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
 from verl_fuse.compare.verdict import compared, count_text, difference_text, interval_text, verdict
-from verl_fuse.timeline.html import STAGE_WORK, fill, percent, seconds, style, text, work_of
+from verl_fuse.timeline.html import STAGE_WORK, asset, fill, percent, seconds, style, text, work_of
 
 # The size of a curve's drawing in its own units: the whole, and the room for the numbers at its axes.
 CHART_WIDTH, CHART_HEIGHT, CHART_LEFT, CHART_BOTTOM, CHART_TOP = 560, 180, 70, 20, 8
 
 
-def page(found: Comparison, remarks: Iterable[str]) -> str:
-    """Return the page."""
+# Seconds that a table shows as 0.
+_NOTHING = 0.0005
+
+
+def page(found: Comparison, remarks: Iterable[str], timelines: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the page. `timelines`: addresses of the runs' timelines, of "base" and "fused", as far as there are."""
+    timed = [stage for stage in found.stages if max(abs(stage.base), abs(stage.fused)) >= _NOTHING]
+    untimed = [stage.name for stage in found.stages if stage not in timed]
     used = {_colour(stage.name) for stage in found.stages}
     names = [name for name in dict.fromkeys((*STAGE_WORK.values(), "stage")) if name in used]
     longest = max(found.base.seconds.value, found.fused.seconds.value)
@@ -25,8 +33,8 @@ def page(found: Comparison, remarks: Iterable[str]) -> str:
         {
             "page_style": style(),
             "title": text(f"{found.fused.name} against {found.base.name}"),
-            "base": text(found.base.name),
-            "fused": text(found.fused.name),
+            "base": _run("base", found.base, timelines),
+            "fused": _run("fused", found.fused, timelines),
             "verdict": text(_sentence(verdict(found))),
             "compared": f"95 % intervals; {compared(found)}",
             "notes": "".join(f"<li>{text(remark)}</li>" for remark in remarks),
@@ -39,12 +47,31 @@ def page(found: Comparison, remarks: Iterable[str]) -> str:
             "stages": "".join(
                 f"<tr><th>{text(stage.name)}</th><td>{stage.base:.3f} s</td><td>{stage.fused:.3f} s</td>"
                 f"<td>{interval_text(stage.difference, 3, '+')} s</td></tr>"
-                for stage in (*found.stages, found.whole)
+                for stage in (*timed, found.whole)
             ),
+            "untimed": _hidden("0 s in both", untimed),
             "runs": _runs(found.base, found.fused),
-            "curves": "".join(_section(curve) for curve in found.curves),
+            "switch": _SWITCH if found.curves else "",
+            "curves": "".join(_section(curve, found) for curve in found.curves),
+            "script": asset("compare.js"),
         },
     )
+
+
+_SWITCH = (
+    '<section id="curves" class="bar-top"><h2>Curves</h2><label><input type="checkbox" id="by-time"> over the time '
+    'that the steps took</label><span class="hint">one cursor moves over all curves</span></section>'
+)
+
+
+def _run(which: str, run: ComparedRun, timelines: Mapping[str, str]) -> str:
+    link = f' (<a href="{text(timelines[which])}">timeline</a>)' if which in timelines else ""
+    return f"{which}: {text(run.name)}{link}"
+
+
+def _hidden(why: str, names: Sequence[str]) -> str:
+    """Return a line that names the rows that are left out."""
+    return f'<p class="hint">{why}: {text(", ".join(names))}</p>' if names else ""
 
 
 def _sentence(words: str) -> str:
@@ -89,19 +116,24 @@ def _runs(base: ComparedRun, fused: ComparedRun) -> str:
         ("samples missing", count_text(base.samples_missing), count_text(fused.samples_missing)),
         ("fallbacks", count_text(base.fallbacks), count_text(fused.fallbacks)),
     ]
-    return "".join(f"<tr><th>{name}</th><td>{one}</td><td>{other}</td></tr>" for name, one, other in rows)
+    empty = {"0", count_text(None)}
+    shown = [row for row in rows if not {row[1], row[2]} <= empty]
+    lines = "".join(f"<tr><th>{name}</th><td>{one}</td><td>{other}</td></tr>" for name, one, other in shown)
+    hidden = _hidden("0 or not logged in both", [row[0] for row in rows if row not in shown])
+    head = "<thead><tr><th></th><th>base</th><th>fused</th></tr></thead>"
+    return f"<table>{head}<tbody>{lines}</tbody></table>{hidden}"
 
 
-def _section(curve: Curve) -> str:
+def _section(curve: Curve, found: Comparison) -> str:
     return (
         f"<section><h2>{text(curve.name)}</h2>"
         f'<span class="hint">{text(curve.metric)}; fused − base {difference_text(curve.difference)}; grey: base, blue: '
-        "fused</span>"
-        f"{_drawing(curve)}</section>"
+        "fused</span><output></output>"
+        f"{_drawing(curve, found)}</section>"
     )
 
 
-def _drawing(curve: Curve) -> str:
+def _drawing(curve: Curve, found: Comparison) -> str:
     values = [*curve.base.values(), *curve.fused.values()]
     steps = sorted(curve.base.keys() | curve.fused.keys())
     low, high, first, last = min(values), max(values), steps[0], steps[-1]
@@ -118,23 +150,29 @@ def _drawing(curve: Curve) -> str:
         f'y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
         for value, y in ((value, at(first, value)[1]) for value in dict.fromkeys((low, high)))
     ) + "".join(
-        f'<text x="{at(step, low)[0]:.1f}" y="{CHART_HEIGHT - 4}" text-anchor="middle">{step}</text>'
+        f'<text class="end" x="{at(step, low)[0]:.1f}" y="{CHART_HEIGHT - 4}" text-anchor="middle">{step}</text>'
         for step in dict.fromkeys((first, last))
     )
     lines = "".join(
-        _line(points, [at(step, value) for step, value in points.items()], name)
-        for name, points in (("base", curve.base), ("fused", curve.fused))
+        _line(points, [at(step, value) for step, value in points.items()], name, elapsed)
+        for name, points, elapsed in (
+            ("base", curve.base, found.base.elapsed),
+            ("fused", curve.fused, found.fused.elapsed),
+        )
     )
     return (
         f'<svg class="curve" viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{text(curve.name)} by '
-        f'step">{axes}{lines}</svg>'
+        f'step" data-left="{CHART_LEFT}" data-right="{CHART_WIDTH - 8}">{axes}{lines}</svg>'
     )
 
 
-def _line(points: Mapping[int, float], places: Sequence[tuple[float, float]], name: str) -> str:
+def _line(
+    points: Mapping[int, float], places: Sequence[tuple[float, float]], name: str, elapsed: Mapping[int, float]
+) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = "".join(
-        f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="2.4"><title>{name}, step {step}: '
+        f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="2.4" data-step="{step}" '
+        f'data-seconds="{elapsed[step]:.1f}"><title>{name}, step {step}: '
         f"{value:.4g}</title></circle>"
         for (step, value), (x, y) in zip(points.items(), places, strict=True)
     )

@@ -8,6 +8,7 @@ Invariants (tests/unit/compare/test_comparison.py):
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 TIMING = "timing_s/"
 STEP_METRIC = "timing_s/step"
@@ -56,6 +57,12 @@ class RunMetrics:
 
     def seconds(self, step: int) -> float:
         return self.steps[step][STEP_METRIC]
+
+    def elapsed(self) -> dict[int, float]:
+        """Return for each step the seconds of all timed steps up to its end."""
+        return dict(
+            zip(self.steps, accumulate(self.steps[step].get(STEP_METRIC, 0.0) for step in self.steps), strict=True)
+        )
 
     def stages(self, step: int) -> dict[str, float]:
         """Return the seconds of each stage that verl times within the step, and of all else ("other": weight sync,

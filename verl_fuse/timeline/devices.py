@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/timeline/test_devices.py):
 - the stretches of a row cover the step; the stretches that are not idle sum up to the device's busy seconds;
-- every device is in one row, and rows that are folded differ by less than SAME of the step everywhere.
+- every device is in one row, and rows that are folded differ by less than SAME of the step everywhere;
+- the largest idle stretch is one of the stretches, and no other has more device time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,13 @@ def device_rows(timeline: Timeline) -> tuple[DeviceRow, ...]:
         alone = [track for track in tracks if role(track) in (REPLICA, RANK)]
         rows = [DeviceRow((track,), _stretches(timeline, tracks, (track,))) for track in alone]
     return tuple(_folded(rows, SAME * (timeline.end - timeline.start)) if len(rows) > MANY else rows)
+
+
+def largest_idle(rows: Sequence[DeviceRow]) -> tuple[DeviceRow, float, float] | None:
+    """Return the row and the stretch, in seconds since the step began, in which the most device time is idle at once;
+    None where no device is ever idle."""
+    stretches = [(row, start, end) for row in rows for category, start, end in row.stretches if category == IDLE]
+    return max(stretches, key=lambda one: (one[2] - one[1]) * len(one[0].names), default=None)
 
 
 def _stretches(timeline: Timeline, tracks: Mapping[str, Sequence[Span]], names: Sequence[str]) -> tuple[Stretch, ...]:

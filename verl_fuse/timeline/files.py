@@ -50,7 +50,7 @@ def record_step(
     if perfetto:
         write_atomically(_step_path(run_dir, timeline.step, "perfetto.json"), to_perfetto(timeline))
     if html:
-        write_atomically(_step_path(run_dir, timeline.step, "html"), step_page(timeline, summary))
+        write_atomically(_step_path(run_dir, timeline.step, "html"), step_page(timeline, summary, str(run_dir)))
     if keep_steps is not None:
         _remove_steps(folder, lambda step: step <= timeline.step - keep_steps)
     _link_neighbours(folder)

@@ -6,11 +6,12 @@ Invariants (tests/unit/timeline/test_pages.py):
 """
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from verl_fuse.spec.timeline import CATEGORIES, Span, Timeline
-from verl_fuse.timeline.devices import DeviceRow, device_rows
+from verl_fuse.spec.timeline import CATEGORIES, STEP, Span, Timeline, overlap_seconds
+from verl_fuse.timeline.devices import DeviceRow, device_rows, largest_idle
 from verl_fuse.timeline.html import (
     COLOURS,
     IDLE,
@@ -27,16 +28,20 @@ from verl_fuse.timeline.html import (
     work_of,
 )
 from verl_fuse.timeline.idle import IdleRow, idle_table
+from verl_fuse.timeline.moves import moves
 from verl_fuse.timeline.summary import StepSummary
 from verl_fuse.timeline.terms import TERMS, hint
 from verl_fuse.timeline.tracks import ordered_tracks, pack, role
 
 # A role with more rows than this starts folded.
 _OPEN_ROWS = 20
+# Earlier starts are no wall clock (1 January 2000, in Unix seconds): a simulated step begins at 0.
+_WALL_CLOCK = 946_684_800
 
 
-def step_page(timeline: Timeline, summary: StepSummary) -> str:
-    """Write the page. Its size grows with the number of spans: about 100 bytes each."""
+def step_page(timeline: Timeline, summary: StepSummary, run_dir: str = "RUN_DIR") -> str:
+    """Write the page. Its size grows with the number of spans: about 100 bytes each. `run_dir`: the run's folder, for
+    the command that advises."""
     table, rows = idle_table(timeline), device_rows(timeline)
     used = {colour_of(span) for span in timeline.spans} | {IDLE for row in rows for s in row.stretches if s[0] == IDLE}
     return fill(
@@ -47,6 +52,7 @@ def step_page(timeline: Timeline, summary: StepSummary) -> str:
             "run": text(timeline.run),
             "step": str(timeline.step),
             "cards": _cards(summary),
+            "idle": _idle(timeline, rows, run_dir),
             "navigation": navigation(None, None),
             "legend": legend([name for name in (*CATEGORIES, RESUMED, IDLE) if name in used]),
             "terms": "".join(f"<dt>{text(term)}</dt><dd>{text(said)}</dd>" for term, said in TERMS.items()),
@@ -76,16 +82,19 @@ def linked(page: str, before: str | None, after: str | None) -> str:
 
 def _data(timeline: Timeline, table: Sequence[DeviceRow]) -> dict[str, Any]:
     """Return the data that the script draws; span = [name, category, colour, start, end, sub-row, arguments], times in
-    seconds since the step began."""
+    seconds since the step began; a move is track, sub-row and time where a part of a request ends, and where its rest
+    begins; "start" is the step's in Unix seconds, null where it was simulated."""
 
     def span_data(span: Span, row: int) -> list[Any]:
         colour = colour_of(span)
         start, end = (round(time - timeline.start, 6) for time in (span.start, span.end))
         return [span.name, span.category, colour, start, end, row, dict(span.args)]
 
-    tracks = []
+    tracks: list[dict[str, Any]] = []
+    places: dict[int, tuple[int, int]] = {}
     for track, spans in ordered_tracks(timeline).items():
         rows = pack(spans)
+        places |= {id(span): (len(tracks), index) for index, row in enumerate(rows) for span in row}
         packed = [span_data(span, index) for index, row in enumerate(rows) for span in row]
         tracks.append({"name": track, "role": role(track), "rows": len(rows), "spans": packed})
     devices = [
@@ -93,8 +102,19 @@ def _data(timeline: Timeline, table: Sequence[DeviceRow]) -> dict[str, Any]:
         for row in table
         if row.names[0].startswith("device")
     ]
+    ends = [
+        [
+            *places[id(part)],
+            round(part.end - timeline.start, 6),
+            *places[id(rest)],
+            round(rest.start - timeline.start, 6),
+        ]
+        for part, rest in moves(timeline)
+    ]
     return {
         "seconds": timeline.end - timeline.start,
+        "start": timeline.start if timeline.start >= _WALL_CLOCK else None,
+        "moves": ends,
         "colours": COLOURS,
         "tracks": tracks,
         "devices": devices,
@@ -118,6 +138,27 @@ def _cards(summary: StepSummary) -> str:
     return "".join(
         f"<div {hint(term)}><span>{name}</span><b>{text(value)}</b><small>{note}</small></div>"
         for name, term, value, note in cards
+    )
+
+
+def _idle(timeline: Timeline, rows: Sequence[DeviceRow], run_dir: str) -> str:
+    """Return a sentence about the largest idle stretch, and the command that advises; nothing where no device is
+    known."""
+    found = largest_idle(rows)
+    if found is None:
+        return ""
+    row, start, end = found
+    stretch = [(timeline.start + start, timeline.start + end)]
+    stages = {
+        span.name: overlap_seconds(stretch, [(span.start, span.end)]) for span in timeline.on(STEP) if span.seconds
+    }
+    stage = max(stages, key=lambda name: stages[name], default=None)
+    meanwhile = f", most of it in the driver's stage <code>{text(stage)}</code>" if stage and stages[stage] else ""
+    share = (end - start) / (timeline.end - timeline.start)
+    return (
+        f"<p><b>Largest idle:</b> {text(row.label)}, {seconds(end - start)} ({percent(share)} of the step) from "
+        f"{seconds(start)} on{meanwhile}. <code>verl-fuse advise {text(shlex.quote(run_dir))}</code> tells which "
+        "features would have shortened the run's steps.</p>"
     )
 
 

@@ -52,6 +52,16 @@ def test_a_run_that_is_a_fifth_faster(stock: Path, faster: Path, capsys: pytest.
     assert max(map(len, shown.splitlines())) <= 100
 
 
+def test_the_page_links_the_timelines_that_there_are(
+    stock: Path, faster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (faster / "timeline.html").touch()
+    (tmp_path / "pages").mkdir()
+    ask(capsys, stock, faster, "--html", tmp_path / "pages/page.html")
+    assert (tmp_path / "pages/page.html").read_text().count("timeline.html") == 1
+    assert 'href="../faster/timeline.html"' in (tmp_path / "pages/page.html").read_text()
+
+
 def test_of_an_equal_run_is_said_that_nothing_differs(stock: Path, equal: Path, capsys: pytest.CaptureFixture[str]):
     assert "Verdict: nothing differs beyond noise: fused steps take " in ask(capsys, stock, equal)
 

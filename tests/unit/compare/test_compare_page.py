@@ -31,10 +31,12 @@ def test_every_figure_is_in_the_page():
     assert text.count("<circle") == sum(len(curve.base) + len(curve.fused) for curve in found.curves)
 
 
-def test_the_page_loads_nothing_and_runs_nothing():
+def test_the_page_loads_nothing_and_runs_no_script_but_its_own():
     text = page(compare(made(1), made(1, fused=True)), [])
     assert "default-src 'none'" in text
-    assert not re.search(r"<script|<link|<img|\bsrc=|url\(|https?://", text)
+    assert not re.search(r"<link|<img|\bsrc=|url\(|https?://|fetch\(|import\(", text)
+    assert text.count("<script") == 1
+    assert len(text) < 40_000
     assert "{{" not in text
 
 
@@ -43,9 +45,42 @@ def test_text_of_a_run_never_becomes_markup():
     steps = {step: {**values, **metrics} for step, values in made(1).steps.items()}
     found = compare(RunMetrics(EVIL, steps), replace(made(1), name=EVIL, steps=steps))
     text = page(found, [EVIL])
-    assert "<script" not in text
+    assert text.count("<script") == 1
     assert text.count("</style>") == 1
     assert "&lt;script&gt;alert(1)" in text
+
+
+def test_rows_that_are_0_in_both_runs_are_named_and_not_shown():
+    data = {"timing_s/step": 5.0, "timing_s/gen": 4.0, "timing_s/adv": 0.0002, "fuse/samples_missing": 0.0}
+    one = RunMetrics.of("one", [(step, data) for step in (1, 2, 3)])
+    other = RunMetrics.of("other", [(step, data | {"timing_s/drain": 0.001}) for step in (1, 2, 3)])
+    text = page(compare(one, other), [])
+    assert "<th>adv</th>" not in text
+    assert '<p class="hint">0 s in both: adv</p>' in text
+    assert "<th>drain</th><td>0.000 s</td><td>0.001 s</td>" in text
+    assert "0 or not logged in both: tokens trained, samples trained, samples missing, fallbacks" in text
+    assert "<th>steps</th><td>3</td><td>3</td>" in text
+
+
+def test_timelines_are_linked_where_there_are_any():
+    found = compare(made(1, "one"), made(1, "two", fused=True))
+    assert "<a " not in page(found, [])
+    text = page(found, [], {"fused": '../"two"/timeline.html'})
+    assert (
+        '<span>base: one</span><span>fused: two (<a href="../&quot;two&quot;/timeline.html">timeline</a>)</span>'
+        in text
+    )
+
+
+def test_a_point_knows_how_long_the_steps_up_to_it_took():
+    run = RunMetrics.of("run", [(step, {"timing_s/step": 5.0, "critic/score/mean": 0.1}) for step in (1, 2, 3)])
+    assert run.elapsed() == {1: 5.0, 2: 10.0, 3: 15.0}
+    text = page(compare(run, run), [])
+    assert re.findall(r'data-step="(\d)" data-seconds="([\d.]+)"', text)[:3] == [
+        ("1", "5.0"),
+        ("2", "10.0"),
+        ("3", "15.0"),
+    ]
 
 
 def test_the_numbers_at_the_axes_have_room():

@@ -1,11 +1,14 @@
 """The site of `make docs`: links are checked, folders lead to their README, files are copied; mkdocs builds it all."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from ci.docs.site import build, gather, tracked_pages
+from ci.docs.site import RECORDED, build, gather, tracked_pages
 from verl_fuse.errors import FuseError
+
+POLICY = RECORDED.parent / "pages/policy.md"
 
 
 @pytest.fixture
@@ -37,5 +40,30 @@ def test_links_that_lead_nowhere_are_named(small: Path, tmp_path: Path):
 
 def test_the_site_builds_without_a_dead_link(tmp_path: Path):
     pytest.importorskip("mkdocs", reason="needs mkdocs (pip install 'verl-fuse[dev]')")
-    build(tmp_path / "site")
-    assert len(list((tmp_path / "site").rglob("*.html"))) > len(tracked_pages())
+    site = tmp_path / "site"
+    build(site)
+    assert len(list(site.rglob("*.html"))) >= len(tracked_pages())
+    shown = (site / "examples.html").read_text()
+    for name in ("ppo-fast/timeline/step_000011", "ppo-observe/timeline", "comparison", "strategies/strategies"):
+        assert f'href="examples/{name}.html"' in shown
+        page = (site / f"examples/{name}.html").read_text()
+        # No path of the machine that built it.
+        assert str(tmp_path) not in page
+    assert "verl-fuse advise ppo-fast" in (site / "examples/ppo-fast/timeline/step_000011.html").read_text()
+    assert (site / "reference/verl_fuse.hookspecs.html").is_file()
+
+
+def test_what_is_recorded_is_small():
+    recorded = [path.stat().st_size for path in RECORDED.rglob("*") if path.is_file()]
+    assert sum(recorded) < 200_000
+
+
+def test_the_policy_of_the_quickstart_passes_its_own_test():
+    blocks = re.findall(r"^```python\n(.*?)^```$", POLICY.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    exec("".join(blocks), {})
+
+
+@pytest.mark.parametrize("page", ["script.md", "policy.md"])
+def test_a_quickstart_is_one_screen(page: str):
+    assert len(POLICY.with_name(page).read_text().splitlines()) <= 65

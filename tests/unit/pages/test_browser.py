@@ -1,44 +1,22 @@
-"""The pages in a headless Chromium: no error, no sideways scroll, light and dark; the chart's keys, wheel and folds.
+"""The pages in a headless Chromium: no error, no sideways scroll, light and dark; the chart's keys, wheel and folds."""
 
-Skipped where Chromium, its driver (Debian: apt-get install chromium chromium-driver) or selenium is missing.
-"""
-
-import shutil
-from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_runs import made
 from problems import two_ranks
 from synthetic import synthetic_timeline
+from window import SCHEMES, WIDTHS, faults, ground, show
 
 from verl_fuse.compare.comparison import compare
 from verl_fuse.compare.page import page
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.render import write_picture
 from verl_fuse.schedule.solution import Budget
+from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.files import record_step
-from verl_fuse.timeline.strategies_page import strategies_page
-
-WIDTHS, SCHEMES = (700, 1400), ("light", "dark")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (pip install 'verl-fuse[dev]')")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs Chromium and its driver on the PATH: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    # Without a sandbox of its own: tests often run as root in a container, and these pages are the tests'.
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    session = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield session
-    session.quit()
+from verl_fuse.timeline.strategies_page import Strategy, strategies_page
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +26,24 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (1, 2, 3):
         record_step(folder / "run", synthetic_timeline(step=step))
     record_step(folder / "large", synthetic_timeline(replicas=64, ranks=256, requests=512))
-    steps = [("stock", synthetic_timeline()), ("interstage", synthetic_timeline(seed=1))]
-    (folder / "strategies.html").write_text(strategies_page("ppo", steps, {}))
+    told = {"prompt": "p", "prompt_tokens": 9, "response_tokens": 30, "stop_reason": "aborted"}
+    rest = {"prompt": "p", "prompt_tokens": 39, "response_tokens": 8, "resumed_tokens": 30}
+    parts = (Span("r", "replica 0", "generate", 0.0, 1.0, told), Span("r", "replica 1", "generate", 1.5, 2.0, rest))
+    record_step(folder / "moved", Timeline("moved", 1, 0.0, 2.0, parts))
+    strategies = [
+        Strategy("stock", synthetic_timeline(), 12.34, 1.0, 0.25),
+        Strategy("streaming", synthetic_timeline(), 12.34, 1.0, 0.25, notes=("nothing to do",)),
+        Strategy("interstage", synthetic_timeline(seed=1), 5.6, 2.2, 0.125, notes=("tail moved",)),
+    ]
+    (folder / "strategies.html").write_text(strategies_page("ppo", "Verdict: on.", "Simulated.", strategies))
     (folder / "compare.html").write_text(page(compare(made(1), made(2, fused=True, seconds=4.0), 1), []))
     write_picture(solve(two_ranks(4, memory_limit=3.0), "back-to-back", Budget(1)), folder / "schedule.html")
     return folder
 
 
-def show(browser: Any, address: Path, width: int = 1400, scheme: str = "light") -> None:
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    )
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(address.as_uri())
-
-
 NAMES = (
-    "run/timeline.html", "run/timeline/step_000002.html", "large/timeline/step_000003.html", "strategies.html",
+    "run/timeline.html", "run/timeline/step_000002.html", "moved/timeline/step_000001.html",
+    "large/timeline/step_000003.html", "strategies.html",
     "compare.html", "schedule.html",
 )  # fmt: skip
 
@@ -76,12 +54,8 @@ def test_a_page_fits_and_has_no_error(browser, pages, name):
     for width in WIDTHS:
         for scheme in SCHEMES:
             show(browser, pages / name, width, scheme)
-            wide, room = browser.execute_script(
-                "const {scrollWidth, clientWidth} = document.documentElement; return [scrollWidth, clientWidth]"
-            )
-            assert wide <= room <= width, (name, scheme)
-            assert browser.get_log("browser") == [], (name, width, scheme)
-            grounds.add(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+            assert faults(browser) == [], (name, width, scheme)
+            grounds.add(ground(browser))
     assert len(grounds) == len(SCHEMES)
 
 
@@ -145,12 +119,68 @@ def test_many_devices_fit_on_one_screen_and_their_ranks_unfold(browser, pages):
     ]
 
 
+def test_a_moved_request_has_an_arrow(browser, pages):
+    show(browser, pages / "moved/timeline/step_000001.html")
+    # The colour half way from the end of the part to the start of its rest, between the rows of the two replicas.
+    pixel = """
+        const [[from, row, end, to, other, begin]] = JSON.parse(document.getElementById("data").textContent).moves;
+        const [upper, lower] = [homes.get(tracks[from]), homes.get(tracks[to])], ratio = devicePixelRatio;
+        const y = (upper.top + upper.height / 2 + lower.top + lower.height / 2) / 2;
+        const spot = context.getImageData((x((end + begin) / 2) - 8) * ratio, y * ratio, 16 * ratio, 1).data;
+        return [...spot.keys()].filter((at) => at % 4 === 0).some((at) => spot[at] > 190 && spot[at + 1] < 140);
+    """
+    assert browser.execute_script(pixel)
+    browser.execute_script("moves.length = 0; draw()")
+    assert not browser.execute_script(pixel)
+
+
+def test_the_clock_is_utc(browser, pages):
+    show(browser, pages / "run/timeline/step_000001.html")
+    start = browser.execute_script("return start")
+    assert (
+        browser.execute_script("return clock(1.5, true)")
+        == f"{datetime.fromtimestamp(start + 1.5, UTC):%H:%M:%S.%f}"[:10]
+    )
+
+
 def test_every_step_is_reached_from_its_neighbour(browser, pages):
     show(browser, pages / "run/timeline/step_000001.html")
     for step in (2, 3):
         browser.find_element("css selector", "nav a[rel=next]").click()
         assert browser.find_element("tag name", "h1").text == f"Step {step}"
     assert not browser.find_elements("css selector", "nav a[rel=next]")
+
+
+def test_one_cursor_is_over_all_curves(browser, pages):
+    show(browser, pages / "compare.html")
+    said = "return [...document.querySelectorAll('output')].map((readout) => readout.textContent)"
+    browser.execute_script("""
+        const point = document.querySelector('circle.base[data-step="7"]').getBoundingClientRect();
+        const there = {clientX: point.left + point.width / 2, clientY: point.top, bubbles: true};
+        document.querySelector("svg.curve").dispatchEvent(new PointerEvent("pointermove", there));
+    """)
+    readouts = browser.execute_script(said)
+    assert len(readouts) == 3
+    assert all(readout.startswith("step 7: base ") and ", fused " in readout for readout in readouts)
+    assert len(browser.find_elements("css selector", ".cursor")) == 2 * len(readouts)
+    browser.execute_script("document.querySelector('svg.curve').dispatchEvent(new PointerEvent('pointerleave'))")
+    assert browser.execute_script(said) == [""] * 3
+    assert not browser.find_elements("css selector", ".cursor")
+
+
+def test_curves_are_drawn_over_the_time_that_steps_took(browser, pages):
+    show(browser, pages / "compare.html")
+    last = """
+        return ["base", "fused"].map((run) => [...document.querySelectorAll(`svg.curve circle.${run}`)])
+          .map((circles) => Number(circles.find((circle) => circle.dataset.step === "20").getAttribute("cx")))
+    """
+    base, fused = browser.execute_script(last)
+    assert base == fused
+    browser.find_element("id", "by-time").click()
+    base, fused = browser.execute_script(last)
+    # A fused step takes about four fifths of a base step.
+    assert base - 70 == pytest.approx((fused - 70) * 5 / 4, rel=0.1)
+    assert faults(browser) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,6 +40,8 @@ def test_page_is_self_contained_and_draws_every_op(schedule, tmp_path):
     assert page.count("<title>") == 1 + len(schedule.ops)
     assert page.count("<path") == schedule.problem.ranks
     assert "bound 12" in page
+    assert "<h1>Pipeline schedule of " in page
+    assert f" on {schedule.problem.ranks} ranks</h1>" in page
     assert not re.search(r"https?://|<script|<link|@import", page)
 
 

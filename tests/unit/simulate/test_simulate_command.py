@@ -104,7 +104,10 @@ def test_a_run_on_cpus_is_known_to_share_its_devices(tmp_path: Path, capsys: pyt
 def test_pages_as_of_a_real_run(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run(workload, "h100x2", "--seeds", "1", "--strategy", "interstage", "--timeline", str(tmp_path / "out")) == 0
     assert "out/strategies.html" in capsys.readouterr().out
-    assert "interstage/timeline/step_000001.html" in (tmp_path / "out/strategies.html").read_text()
+    page = (tmp_path / "out/strategies.html").read_text()
+    assert "interstage/timeline/step_000001.html" in page
+    assert "<h2>Verdict: " in page
+    assert "a model of H100 by its data sheet; lengths of responses are drawn with seed 0, the same" in page
     assert (tmp_path / "out/interstage/timeline.html").is_file()
     run_name = read_step(tmp_path / "out" / "stock", 1).run
     assert run_name.startswith("stock, simulated: ppo of qwen2.5-0.5b, 64 samples, on 16 x H100; 1 step each")

@@ -6,7 +6,7 @@ import pytest
 from synthetic import synthetic_timeline
 
 from verl_fuse.spec.timeline import Span, Timeline
-from verl_fuse.timeline.devices import device_rows
+from verl_fuse.timeline.devices import DeviceRow, device_rows, largest_idle
 from verl_fuse.timeline.idle import idle_table
 from verl_fuse.timeline.picture import picture
 
@@ -61,3 +61,11 @@ def test_the_picture_names_its_steps_and_draws_idle_time_and_no_markup_of_a_run(
     assert ">stock</tspan>" in drawn
     assert "<script" not in drawn
     assert drawn.count("</svg>") == 1
+
+
+def test_the_largest_idle_stretch_counts_devices():
+    alone = DeviceRow(("device 0",), (("idle", 0.0, 3.0), ("train", 3.0, 9.0)))
+    many = DeviceRow(("device 1", "device 2"), (("train", 0.0, 5.0), ("idle", 5.0, 7.0), ("train", 7.0, 9.0)))
+    assert largest_idle([alone, many]) == (many, 5.0, 7.0)
+    assert largest_idle([alone]) == (alone, 0.0, 3.0)
+    assert largest_idle([DeviceRow(("device 0",), (("train", 0.0, 9.0),))]) is None

@@ -11,7 +11,7 @@ from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.html import COLOURS, fill, seconds
 from verl_fuse.timeline.index_page import index_page, trend
 from verl_fuse.timeline.step_page import linked, step_page
-from verl_fuse.timeline.strategies_page import strategies_page
+from verl_fuse.timeline.strategies_page import Strategy, strategies_page, without_effect
 from verl_fuse.timeline.summary import summarize
 from verl_fuse.timeline.terms import TERMS
 
@@ -157,6 +157,36 @@ def test_the_legend_names_the_categories_used_and_no_others():
     assert re.findall(r"</i>(\w+)</li>", page) == ["inference", "wait", "idle"]
 
 
+def test_the_largest_idle_is_said_in_a_sentence_with_the_command_that_advises():
+    spans = (
+        Span("gen", "step", "stage", 0.0, 4.0),
+        Span("update_actor", "step", "stage", 4.0, 10.0),
+        Span("request", "replica 0", "generate", 0.0, 1.0),
+        Span("update_actor", "rank 0", "train", 5.0, 10.0),
+    )
+    timeline = Timeline("run", 1, 0.0, 10.0, spans)
+    shown = Page(step_page(timeline, summarize(timeline), "my runs/ppo")).shown
+    assert (
+        "Largest idle: device 0, 4.0 s (40 % of the step) from 1.0 s on, most of it in the driver's stage gen. "
+        "verl-fuse advise 'my runs/ppo' tells"
+    ) in " ".join(shown.split())
+    assert "Largest idle" not in step_of(Timeline("run", 1, 0.0, 1.0, ()))
+
+
+def test_a_moved_request_has_an_arrow_and_a_recorded_step_the_wall_clock():
+    part = {"prompt": "p", "prompt_tokens": 9, "response_tokens": 30, "stop_reason": "aborted"}
+    rest = {"prompt": "p", "prompt_tokens": 39, "response_tokens": 8, "resumed_tokens": 30}
+    spans = (
+        Span("request", "replica 0", "generate", 0.0, 1.0, part),
+        Span("request", "replica 1", "generate", 1.5, 2.0, rest),
+    )
+    data = json.loads(Page(step_of(Timeline("run", 1, 0.0, 2.0, spans))).scripts[0])
+    assert data["moves"] == [[0, 0, 1.0, 1, 0, 1.5]]
+    assert data["start"] is None
+    recorded = json.loads(Page(step_of(synthetic_timeline())).scripts[0])
+    assert (recorded["moves"], recorded["start"]) == ([], START)
+
+
 def test_many_tracks_start_folded():
     assert "<details open" in step_of(synthetic_timeline())
     assert "<details open" not in step_of(synthetic_timeline(replicas=64, ranks=64, requests=128))
@@ -192,15 +222,47 @@ def test_durations_come_in_the_unit_people_use(value: float | None, shown: str):
     assert seconds(value) == shown
 
 
+def strategies() -> list[Strategy]:
+    """Stock, observe mode, a strategy that changes nothing, and one that does."""
+    return [
+        Strategy("stock", synthetic_timeline(), 12.34, 1.0, 0.25),
+        Strategy("observe", synthetic_timeline(), 11.2, 1.1, 0.2),
+        Strategy("idle<b>", synthetic_timeline(), 11.2, 1.1, 0.2, notes=("changes nothing",)),
+        Strategy(
+            "all", synthetic_timeline(seed=2), 5.6, 2.2, 0.125, notes=(EVIL,), page="all/timeline/step_000001.html"
+        ),
+    ]
+
+
 def test_strategies_stand_side_by_side_in_a_page_without_script():
-    steps = [("stock", synthetic_timeline()), ("all", synthetic_timeline(seed=2))]
-    figures = {"stock": (12.34, 1.0, 0.25), "all": (5.6, 2.2, 0.125)}
-    page = strategies_page("ppo", steps, figures, {"all": "all/timeline/step_000001.html"}, [EVIL])
+    page = strategies_page("ppo", "Verdict: switch on all.", "Simulated: nothing was run.", strategies())
     parsed = Page(page)
     assert not parsed.scripts
     assert not {tag for tag, _ in parsed.tags} & {"link", "iframe", "img", "object", "embed", "base", "form"}
     assert [attrs["href"] for tag, attrs in parsed.tags if tag == "a"] == ["all/timeline/step_000001.html"]
     assert all(text in parsed.shown for text in ("stock", "all", "speed-up", "5.6 s", "2.20", "12 %", EVIL))
+
+
+def test_the_page_of_strategies_opens_with_verdict_origin_and_legend():
+    page = strategies_page("ppo", "Verdict: switch on all.", "Simulated: nothing was run.", strategies())
+    order = [page.index(text) for text in ("Verdict: switch", "Simulated: nothing", 'class="legend"', "<th>stock</th>")]
+    assert order == sorted(order)
+    assert re.findall(r"</i>([a-z ]+)</li>", page)[:3] == ["generate", "inference", "train"]
+    assert page.partition("</ul>")[0].endswith("</i>idle</li>")
+
+
+def test_strategies_without_effect_are_folded_and_not_drawn():
+    shown, folded = without_effect(strategies())
+    assert ([one.name for one in shown], [one.name for one in folded]) == (["stock", "observe", "all"], ["idle<b>"])
+    page = strategies_page("ppo", "", "", strategies())
+    before, inside = page.split("<details>")
+    assert "<th>idle&lt;b&gt;</th>" not in before
+    assert "<th>idle&lt;b&gt;</th>" in inside.partition("</details>")[0]
+    assert "changes nothing" in inside.partition("</details>")[0]
+    assert re.findall('<tspan class="name">([^<]+)</tspan>', page) == ["stock", "observe", "all"]
+    slower = Strategy("slower", synthetic_timeline(), 11.5, 1.07, 0.2)
+    assert without_effect([*strategies(), slower])[0][-1] == slower
+    assert "<details>" not in strategies_page("ppo", "", "", strategies()[:2])
 
 
 def test_the_trend_has_every_stage_of_every_step():

@@ -23,6 +23,7 @@ STYLE = f"""
 }}
 body {{ font: 14px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; margin: 16px;
   color: var(--ink); background: var(--ground); }}
+h1 {{ font-size: 22px; margin: 0 0 4px; overflow-wrap: anywhere; }}
 h2 {{ font-size: 15px; margin: 16px 0 4px; }}
 p span {{ display: inline-block; padding: 1px 8px; margin: 0 6px 4px 0; border-radius: 3px; }}
 p .bubble {{ background: repeating-linear-gradient(135deg, var(--stripe) 0 2px, var(--bubble) 2px 6px); }}
@@ -52,11 +53,13 @@ def html_page(schedule: Schedule) -> str:
     )
     problem = schedule.problem
     limit = f", limit {in_memory(problem.memory_limit, problem.memory_unit)}" if problem.memory_limit else ""
+    models = " and ".join(labels(schedule))
+    title = f"Pipeline schedule of {models} on {problem.ranks} ranks"
     high = in_memory(_height(schedule), problem.memory_unit)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Pipeline schedule</title>'
-        f"<style>{STYLE}</style></head><body><p>{escape(summary(schedule))}</p>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><h1>{escape(title)}</h1><p>{escape(summary(schedule))}</p>"
         f'<p>{legend}<span class="bubble">idle (bubble)</span></p>'
         f"<h2>Ops by rank; a number is a micro-batch, time in {escape(problem.time_unit or 'units')}</h2>"
         f"{_gantt(schedule)}<h2>Activation memory by rank{limit}; each row is {high} high</h2>"

@@ -1,10 +1,12 @@
 "use strict";
 // One canvas as large as the visible part of the chart, redrawn on scroll, so that hundreds of tracks cost no more than
 // the visible ones.
-const { seconds, colours, tracks, devices } = JSON.parse(document.getElementById("data").textContent);
+const { seconds, start, colours, tracks, devices, moves } = JSON.parse(document.getElementById("data").textContent);
 const [chart, space, canvas, tip] = ["chart", "space", "canvas", "tip"].map((id) => document.getElementById(id));
 const context = canvas.getContext("2d");
-const LABELS = 112, AXIS = 26, GAP = 6, RIGHT = 14, FONT = "12px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
+// A recorded step has a second row of labels, the wall clock.
+const LABELS = 112, AXIS = start === null ? 26 : 40, GAP = 6, RIGHT = 14;
+const FONT = "12px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const NAME = 0, CATEGORY = 1, COLOUR = 2, START = 3, END = 4, ROW = 5, ARGUMENTS = 6;
 
 // Return how many requests run at each moment, over all replicas, as [[time, count], ...]: the long tail of any number
@@ -45,6 +47,8 @@ if (curve.length) {
 }
 const folds = (group) => group.tracks.length > FOLDED_FROM && group.role !== "device";
 let shown = [], bottom = 0;
+// The row in which a track is drawn: its own, or that of its folded role.
+const homes = new Map();
 
 function layout() {
   shown = [];
@@ -54,6 +58,7 @@ function layout() {
     if (folds(group)) {
       const name = `${group.open ? "▾" : "▸"} ${many} ${group.role}s`;
       place({ name, role: "fold", group, rows: 1, spans: [] }, 18, GAP);
+      for (const track of group.tracks) homes.set(track, shown[shown.length - 1]);
       if (!group.open) continue;
     }
     const most = many <= 4 ? 132 : many <= 16 ? 64 : many <= 64 ? 30 : 16;
@@ -70,6 +75,7 @@ function place(track, size, gap) {
   track.top = bottom;
   bottom += size + gap;
   shown.push(track);
+  homes.set(track, track);
 }
 
 let first = 0, last = seconds;
@@ -192,6 +198,42 @@ function drawMigration(time) {
   context.restore();
 }
 
+// An arrow from the end of a request's part to the start of its rest, on another replica.
+function drawMove([from, row, end, to, other, begin], offset) {
+  if (begin < view[0] || end > view[1]) return;
+  const share = (track, at) => (track.role === "fold" ? 0.5 : (at + 0.5) / track.rows);
+  const middle = (track, at) => track.top - offset + share(track, at) * track.height;
+  const [source, target] = [homes.get(tracks[from]), homes.get(tracks[to])];
+  if (source === target) return;
+  const [left, top] = [x(end), middle(source, row)], [right, foot] = [x(begin), middle(target, other)];
+  const angle = Math.atan2(foot - top, right - left);
+  context.beginPath();
+  context.moveTo(left, top);
+  context.lineTo(right, foot);
+  for (const turn of [2.7, -2.7]) {
+    context.moveTo(right, foot);
+    context.lineTo(right + 7 * Math.cos(angle + turn), foot + 7 * Math.sin(angle + turn));
+  }
+  context.stroke();
+}
+
+function drawMoves(offset) {
+  context.save();
+  context.beginPath();
+  context.rect(LABELS, AXIS, width - LABELS - RIGHT, height);
+  context.clip();
+  context.strokeStyle = colours.moved;
+  context.lineWidth = 1.5;
+  context.globalAlpha = Math.max(0.35, 1 / Math.sqrt(Math.max(1, moves.length)));
+  for (const move of moves) drawMove(move, offset);
+  context.restore();
+}
+
+// The wall clock of a moment of the step, as HH:MM:SS in UTC, with a tenth where the marks are closer than a second.
+function clock(time, close) {
+  return new Date((start + time) * 1000).toISOString().slice(11, close ? 21 : 19);
+}
+
 function draw() {
   const ratio = window.devicePixelRatio || 1, offset = chart.scrollTop;
   const ink = css("--ink"), soft = css("--soft"), line = css("--line");
@@ -210,13 +252,22 @@ function draw() {
   for (const track of visible) drawTrack(track, offset, ink, soft);
   context.strokeStyle = soft;
   for (const edge of [0, seconds]) if (edge >= view[0] && edge <= view[1]) upright(x(edge));
+  drawMoves(offset);
   for (const moment of new Set(migrations)) drawMigration(moment);
   context.fillStyle = css("--card");
   context.fillRect(0, 0, width, AXIS - 4);
   context.fillStyle = soft;
   context.textAlign = "center";
-  for (const [time, label] of marks) context.fillText(label, Math.min(x(time), width - 20), AXIS / 2);
+  for (const [time, label] of marks) context.fillText(label, Math.min(x(time), width - 20), 13);
+  if (start !== null) {
+    const close = marks.length > 1 && marks[1][0] - marks[0][0] < 1;
+    for (const [time] of marks) context.fillText(clock(time, close), Math.min(x(time), width - 32), 29);
+  }
   context.textAlign = "left";
+  if (start !== null) {
+    context.fillText(new Date(start * 1000).toISOString().slice(0, 10), 2, 13);
+    context.fillText("UTC", 2, 29);
+  }
   if (drag) {
     context.fillStyle = "#4a90d955";
     context.fillRect(Math.min(drag.from, drag.to), AXIS, Math.abs(drag.to - drag.from), height);

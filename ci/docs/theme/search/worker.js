@@ -1,0 +1,1 @@
+// Nothing is left to a worker: see main.js.
