@@ -25,7 +25,8 @@ def metadata(**environment: str) -> dict:
     """Return the metadata that a build in this environment has."""
     clean = {name: value for name, value in os.environ.items() if name != "VERL_FUSE_REPOSITORY"}
     command = [sys.executable, "-m", "hatchling", "metadata"]
-    return json.loads(subprocess.run(command, cwd=REPO, env=clean | environment, check=True, capture_output=True).stdout)
+    shown = subprocess.run(command, cwd=REPO, env=clean | environment, check=True, stdout=subprocess.PIPE)
+    return json.loads(shown.stdout)
 
 
 def test_without_a_repository_no_address_is_named_and_no_link_is_dead():

@@ -98,7 +98,7 @@ def replay(
         replica = np.array([homes.get(uid_of(g), r) for g, r in zip(group.tolist(), found.replica, strict=True)])
         queues = [np.flatnonzero(replica == rank) for rank in range(begun.replicas)]
         begun = replace(RolloutState.begin(begun.requests, timing, queues), arrival=begun.arrival)
-    inference = inference_of([found], [stays])
+    inference = inference_of([found], [stays], dedicated=True)
     setting = Setting(inference, MigrationCost(move_seconds), tuple(stages), step=timeline.step)
     out = decided(begun, group, asked, setting, homes, lambda event: hook.fuse_event(event=event))
     without = unmigrated(stays.advance(), inference)
