@@ -100,7 +100,8 @@ def _parts(generation: GenerationResult) -> Iterator[_Part]:
         # -1: it had finished before.
         after = (moves[number + 1].paused if number + 1 < len(moves) else rollout).replica_of
         rows = np.flatnonzero((after != -1) & (after != at))
-        moment = np.maximum(move.time, move.paused.clocks[at[rows]])
+        # A request may move again before it has arrived.
+        moment = np.maximum(start[rows], np.maximum(move.time, move.paused.clocks[at[rows]]))
         yield _Part(rows, at[rows], start[rows], moment, done[rows], move.paused.done[rows])
         at[rows], start[rows], done[rows] = after[rows], moment, move.paused.done[rows]
     yield _Part(np.arange(count), at, start, rollout.finish, done)

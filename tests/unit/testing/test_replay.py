@@ -1,5 +1,6 @@
 """A recorded step replayed through a policy."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_what_it_decides_is_carried_out():
     assert (round(when, 2), survivors) == (0.4, (0,))
     assert len(found.calls) > 1
     assert {call.replica for call in found.calls} == {1}
-    for call, after in zip(found.calls, found.calls[1:], strict=False):
+    for call, after in pairwise(found.calls):
         assert after.start >= call.end, "a lane runs one call at a time"
     keys = [key for call in found.calls for key in call.keys]
     assert len(keys) == len(set(keys))
