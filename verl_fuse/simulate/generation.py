@@ -9,7 +9,6 @@ Invariants (tests/unit/simulate/test_generation.py):
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import get_args
 
 import numpy as np
 
@@ -39,7 +38,7 @@ from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.plan import Plan
-from verl_fuse.spec.step import Stage
+from verl_fuse.spec.step import STAGES
 from verl_fuse.spec.timeline import CALL_STAGES
 from verl_fuse.spec.workload import Call, Workload
 
@@ -181,7 +180,7 @@ def _decided(
     timing = replica_timing(workload, generate_plan, cost, options)
     replicas = plan.replicas or replica_count(generate_plan.layout)
     # The stages that a lane of slices computes are those of the trainer; a reward model's scores are beside them.
-    stages = tuple(stage for call in calls if (stage := CALL_STAGES[call.name]) in get_args(Stage))
+    stages = tuple(stage for stage in STAGES if stage in {CALL_STAGES[call.name] for call in calls})
     dealt = round_robin(len(lengths.group), replicas)
     views = replica_views(_begun(lengths, timing, dealt))
 

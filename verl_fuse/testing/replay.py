@@ -36,7 +36,7 @@ from verl_fuse.spec.timeline import (
     Timeline,
 )
 from verl_fuse.testing.set_up import SetUpTrainer
-from verl_fuse.testing.views import STAGES
+from verl_fuse.testing.views import GRPO_STAGES
 from verl_fuse.timeline.files import located, read_step, recorded_steps
 
 
@@ -66,7 +66,7 @@ def replay(
     step: int | None = None,
     *,
     block: Any = None,
-    stages: Sequence[Stage] = STAGES,
+    stages: Sequence[Stage] = GRPO_STAGES,
     move_seconds: float = 0.1,
 ) -> Replayed:
     """Replay a recorded step through a policy: a plugin's class or instance, whose configuration is `block` (by default

@@ -14,7 +14,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.hookspecs import Trainer
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import ReplicaView, Stage
-from verl_fuse.testing.views import STAGES
+from verl_fuse.testing.views import GRPO_STAGES
 
 
 class SetUpTrainer:
@@ -30,7 +30,7 @@ class SetUpTrainer:
         block: Any = None,
         replicas: Sequence[ReplicaView] = (),
         devices_each: int = 1,
-        streamed_stages: Sequence[Stage] = STAGES,
+        streamed_stages: Sequence[Stage] = GRPO_STAGES,
         memory: Mapping[str, Sequence[RankMemory]] | None = None,
         shares_prompts: bool = False,
     ) -> None:
@@ -40,7 +40,7 @@ class SetUpTrainer:
         self.devices_each, self.streamed_stages = devices_each, tuple(streamed_stages)
         self.used: list[tuple[str, dict[str, Any]]] = []
         self._blocks, self._block, self._replicas = dict(blocks or {}), block, tuple(replicas)
-        self._memory, self._shares = memory or {}, shares_prompts
+        self._memory, self._shares = memory, shares_prompts
 
     def block(self, plugin: str) -> Any:
         """Return the block given for this plugin; a FuseError tells which were given."""
@@ -55,7 +55,11 @@ class SetUpTrainer:
         return self._replicas
 
     def training_memory(self) -> Mapping[str, Sequence[RankMemory]]:
-        """Return the memory given; none by default."""
+        """Return the memory given; a FuseError tells that none was."""
+        if self._memory is None:
+            raise FuseError(
+                "training_memory was asked for, and the trainer has none; give memory={MODEL: [RankMemory]}"
+            )
         return self._memory
 
     def shares_prompts(self) -> bool:

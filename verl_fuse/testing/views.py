@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import Capacity, LaneView, ReplicaView, RolloutView, Sample, Stage
+from verl_fuse.spec.trajectory import TrajectoryKey
 
-STAGES: tuple[Stage, ...] = ("old_log_prob", "ref")
+GRPO_STAGES: tuple[Stage, ...] = ("old_log_prob", "ref")
 
 
 def samples(responses: Sequence[int], *, prompt: int = 4, each: int = 1) -> tuple[Sample, ...]:
@@ -27,7 +28,7 @@ def lane(
     multiple: int = 1,
     *,
     name: str = "train",
-    stages: Sequence[Stage] = STAGES,
+    stages: Sequence[Stage] = GRPO_STAGES,
     released: bool = False,
 ) -> LaneView:
     """Return a lane with so many micro-groups that are not finished, whose micro-groups have a multiple of `multiple`
@@ -72,7 +73,8 @@ def view(
     sample each. A FuseError names what no run has: a sample twice, or more finished than expected."""
     if twice := [key for key, count in Counter(sample.key for sample in ready).items() if count > 1]:
         raise FuseError(f"sample {twice[0]!r} is ready twice; needs keys of its own for each sample")
-    known = {sample.key for sample in (*ready, *complete)}
+    # A sample may have several trajectories, each with a key of its own.
+    known = {TrajectoryKey.parse(sample.key).sample for sample in (*ready, *complete)}
     finished = len(known) if finished is None else finished
     expected = finished if expected is None else expected
     if not len(known) <= finished <= expected:

@@ -109,7 +109,9 @@ def test_policies_have_rows_beside_the_features(capsys: pytest.CaptureFixture[st
     seconds = {name: row["seconds"]["mean"] for name, row in rows.items()}
     assert seconds["acme_rows:Scales"] > seconds["observe"], "one replica has everything"
     (did,) = [note for note in rows["acme_rows:Shortest"]["notes"] if "replicas freed" in note]
-    assert re.fullmatch(r"1 of 2 replicas freed, \d+ requests moved, [1-9]\d* micro-groups inferred meanwhile", did)
+    assert re.fullmatch(
+        r"[1-9] of \d replicas freed, \d+ requests moved, [1-9]\d* micro-groups inferred meanwhile", did
+    )
     assert seconds[own] == pytest.approx(seconds["interstage"], rel=0.06), "the strategy's plugin, asked at each look"
     assert [row["faults"] for row in rows.values()] == [[]] * 6
     assert "what it leaves open is decided by fuse.interstage on slices" in rows["acme_rows:Shortest"]["notes"]

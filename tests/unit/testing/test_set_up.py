@@ -13,7 +13,7 @@ MEMBERS = [name for name in vars(Trainer) if not name.startswith("_")]
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_every_member_can_be_used(name: str):
-    trainer, member = SetUpTrainer(block="the block"), getattr(Trainer, name)
+    trainer, member = SetUpTrainer(block="the block", memory={}), getattr(Trainer, name)
     if isinstance(member, property):
         getattr(trainer, name)
         return
@@ -40,6 +40,8 @@ def test_values_are_those_given():
 def test_a_block_that_was_not_given_is_named():
     with pytest.raises(FuseError, match=r"no block 'other'; given: acme; add blocks=\{'other': \.\.\.\}"):
         SetUpTrainer(blocks={"acme": 3}).block("other")
+    with pytest.raises(FuseError, match=r"training_memory was asked for, and the trainer has none; give memory="):
+        SetUpTrainer().training_memory()
 
 
 @pytest.mark.parametrize(("call", "error"), [("use_everything", AttributeError), ("use_routing", TypeError)])
