@@ -61,7 +61,9 @@ def test_with_a_repository_every_address_is_in_it():
 
 @pytest.mark.parametrize("given", ["forge.example/x/y", "http://forge.example/x/y", "https://forge.example"])
 def test_an_address_that_is_none_is_refused(given: str):
-    with pytest.raises(ValueError, match=rf"VERL_FUSE_REPOSITORY='{given}': needs the address .*https://HOST/OWNER/NAME"):
+    with pytest.raises(
+        ValueError, match=rf"VERL_FUSE_REPOSITORY='{given}': needs the address .*https://HOST/OWNER/NAME"
+    ):
         repository({"VERL_FUSE_REPOSITORY": given})
 
 
@@ -88,7 +90,7 @@ def brought(requirements: list[str]) -> dict[str, str]:
 def test_the_guide_tells_what_an_install_brings():
     """By installed metadata, which need no network; tests/integration/test_wheel.py installs it."""
     text = (REPO / "verl_fuse/README.md").read_text()
-    section = text[text.index("## What an install changes") :].split("\n## ")[0]
+    section = " ".join(text[text.index("## What an install changes") :].split("\n## ")[0].split())
     packages, (own,) = brought(project()["dependencies"]), re.findall(r"brings (\d+) packages", section)
     assert int(own) == len(packages)
     listed = set(re.findall(r"`([\w-]+)`", re.findall(r"These are (.*?)\. Neither", section, re.DOTALL)[0]))

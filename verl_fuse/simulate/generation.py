@@ -180,7 +180,8 @@ def _decided(
     timing = replica_timing(workload, generate_plan, cost, options)
     replicas = plan.replicas or replica_count(generate_plan.layout)
     # The stages that a lane of slices computes are those of the trainer; a reward model's scores are beside them.
-    stages = tuple(stage for stage in STAGES if stage in {CALL_STAGES[call.name] for call in calls})
+    named = {CALL_STAGES[call.name] for call in calls}
+    stages = tuple(filter(named.__contains__, STAGES))
     dealt = round_robin(len(lengths.group), replicas)
     views = replica_views(_begun(lengths, timing, dealt))
 
