@@ -180,8 +180,7 @@ def _decided(
     timing = replica_timing(workload, generate_plan, cost, options)
     replicas = plan.replicas or replica_count(generate_plan.layout)
     # The stages that a lane of slices computes are those of the trainer; a reward model's scores are beside them.
-    named = {CALL_STAGES[call.name] for call in calls}
-    stages = tuple(filter(named.__contains__, STAGES))
+    stages = tuple(stage for stage in STAGES if any(CALL_STAGES[call.name] == stage for call in calls))
     dealt = round_robin(len(lengths.group), replicas)
     views = replica_views(_begun(lengths, timing, dealt))
 
