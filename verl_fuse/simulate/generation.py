@@ -38,7 +38,7 @@ from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.plan import Plan
-from verl_fuse.spec.step import STAGES
+from verl_fuse.spec.step import STAGES, Stage
 from verl_fuse.spec.timeline import CALL_STAGES
 from verl_fuse.spec.workload import Call, Workload
 
@@ -180,7 +180,9 @@ def _decided(
     timing = replica_timing(workload, generate_plan, cost, options)
     replicas = plan.replicas or replica_count(generate_plan.layout)
     # The stages that a lane of slices computes are those of the trainer; a reward model's scores are beside them.
-    stages = tuple(stage for stage in STAGES if any(CALL_STAGES[call.name] == stage for call in calls))
+    stages: tuple[Stage, ...] = tuple(
+        stage for stage in STAGES if any(CALL_STAGES[call.name] == stage for call in calls)
+    )
     dealt = round_robin(len(lengths.group), replicas)
     views = replica_views(_begun(lengths, timing, dealt))
 
