@@ -13,7 +13,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import pluggy
 
@@ -81,6 +81,16 @@ def discover() -> tuple[Source, ...]:
     return tuple(found.values())
 
 
+def hooks(*plugins: object) -> Any:
+    """Return the hooks of these plugins alone, checked as a run checks them: classes, which are made, or instances; the
+    last is asked first. Call hooks by keyword: `hooks(Mine).fuse_infer_next(view=view, lane=lane)`."""
+    manager = _manager()
+    for number, plugin in enumerate(plugins):
+        made = plugin() if isinstance(plugin, type) else plugin
+        register(manager, made, f"plugin{number}", f"plugin {type(made).__name__}")
+    return manager.hook
+
+
 def load(disabled: Collection[str] = ()) -> pluggy.PluginManager:
     """Load every plugin not in `disabled` and check it; the last registered is asked first by firstresult hooks."""
     sources = discover()
@@ -89,11 +99,17 @@ def load(disabled: Collection[str] = ()) -> pluggy.PluginManager:
         raise FuseError(
             f"cannot disable unknown plugin {', '.join(unknown)}; installed: {', '.join(s.name for s in sources)}"
         )
-    manager = pluggy.PluginManager(PLUGIN_GROUP)
-    manager.add_hookspecs(hookspecs)
+    manager = _manager()
     for source in sources:
         if source.name not in disabled:
-            _register(manager, source)
+            unlock = f"install a matching version or set fuse.disabled_plugins=[{source.name}]"
+            register(manager, source.load(), source.name, str(source), unlock)
+    return manager
+
+
+def _manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(PLUGIN_GROUP)
+    manager.add_hookspecs(hookspecs)
     return manager
 
 
@@ -162,14 +178,21 @@ def _fault(feature: Feature, plugin: str, blocks: Mapping[str, type], found: Map
     return None
 
 
-def _register(manager: pluggy.PluginManager, source: Source) -> None:
-    plugin = source.load()
+def register(
+    manager: pluggy.PluginManager,
+    plugin: object,
+    name: str,
+    source: str,
+    unlock: str = f"set HOOK_API = {hookspecs.HOOK_API} in it",
+) -> None:
+    """Register a plugin, which is asked before all others so far; a FuseError, which calls it `source`, says what keeps
+    it from being used. `unlock` tells what is done about a plugin for another version of the hooks."""
     version = getattr(plugin, "HOOK_API", None)
     if version != hookspecs.HOOK_API:
         changed = f" ({hookspecs.SINCE_1})" if version == 1 else ""
         raise FuseError(
             f"{source} declares HOOK_API={version!r}; verl-fuse {__version__} offers {hookspecs.HOOK_API}{changed}: "
-            f"install a matching version or set fuse.disabled_plugins=[{source.name}]"
+            f"{unlock}"
         )
     known = {name for name in dir(hookspecs) if manager.parse_hookspec_opts(hookspecs, name) is not None}
     for attribute in dir(plugin):
@@ -181,7 +204,7 @@ def _register(manager: pluggy.PluginManager, source: Source) -> None:
             if hook not in known:
                 raise FuseError(f"{source}: there is no hook {hook}{_closest(hook, known)}")
     try:
-        manager.register(plugin, source.name)
+        manager.register(plugin, name)
     except (pluggy.PluginValidationError, ValueError) as error:  # wrong arguments; one object under two names
         raise FuseError(f"{source}: {error}") from error
 

@@ -3,7 +3,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,10 @@ from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.start.settings import load_settings
 from verl_fuse.spec.events import CheckpointSaved, SetUp, StepBegun, StepEnded
 from verl_fuse.spec.memory import RankMemory
-from verl_fuse.spec.step import Capacity, LaneView, Migration, ReplicaView, RequestView, RolloutView, Sample
+from verl_fuse.spec.step import Migration, RequestView, Stage
 from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse.testing import SetUpTrainer, lane, replicas, samples
+from verl_fuse.testing import view as seen
 from verl_fuse_interstage.plugin import InterstagePlugin
 
 STRANGER = """
@@ -48,35 +49,22 @@ def fuse_infer_next(view, lane):
 
 
 def view(unfinished):
-    replicas = tuple(
-        ReplicaView(rank, running, 8, routed=True, capacity=Capacity(8)) for rank, running in enumerate((1, 5, 3))
-    )
-    return RolloutView(
-        step=2,
-        elapsed=4.0,
-        expected=40,
-        finished=40 - unfinished,
-        groups=10,
-        groups_finished=0,
-        ready=(),
-        lanes=(),
-        replicas=replicas,
-    )
+    return seen(step=2, expected=40, finished=40 - unfinished, replicas=replicas((1, 5, 3)))
 
 
-def trainer(settings: Any, stages: tuple[str, ...] = ("old_log_prob", "ref"), **more: Any) -> Any:
-    """The methods of a trainer that the plugin calls; the trainer's models have no parameters."""
+def set_up(settings: Any, stages: tuple[Stage, ...] = ("old_log_prob", "ref"), **more: Any) -> list[str]:
+    """Set the plugins up with a trainer whose models have no parameters; return what they switch on."""
     memory = {model: [RankMemory("node 0", 1, None, (), 1, 0, 0, 0)] for model in ("actor", "critic")}
-    asked = {"block": settings.blocks.get, "streamed_stages": stages, "use_slices": lambda: None}
-    asked |= {"config": OmegaConf.create({}), "devices_each": 1, "training_memory": lambda: memory}
-    return SimpleNamespace(**(asked | more))
+    trainer = SetUpTrainer(blocks=settings.blocks, streamed_stages=stages, **{"memory": memory, **more})
+    settings.manager.hook.fuse_setup(trainer=trainer)
+    return [name for name, _ in trainer.used]
 
 
 def policies() -> PolicyGuard:
     block = {"interstage": {"enabled": True, "layout": "slices", "migration_threshold": 0.25}}
     config = {"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": {"disabled_plugins": ["observe"], **block}}
     settings = load_settings(OmegaConf.create(config))
-    settings.manager.hook.fuse_setup(trainer=trainer(settings))
+    set_up(settings)
     return PolicyGuard(settings.manager.hook)
 
 
@@ -102,13 +90,10 @@ def test_the_built_in_policy_keeps_the_busiest_replicas_once_the_tail_is_short()
 def test_where_nothing_can_be_gained_nothing_moves_and_that_is_said_once_at_start(block, stages, said, caplog):
     config = {"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": {"interstage": {"enabled": True, **block}}}
     settings = load_settings(OmegaConf.create(config))
-    built = []
-    settings.manager.hook.fuse_setup(trainer=trainer(settings, stages, use_slices=lambda: built.append("slices")))
+    built = set_up(settings, stages)
     policy = PolicyGuard(settings.manager.hook)
     assert [policy.migration(view(unfinished)) for unfinished in (12, 10, 8, 1)] == [None] * 4
-    lane = LaneView("train", stages, queued=0, multiple=1)
-    ready = tuple(Sample(f"s{number}", "g", 4, number) for number in range(1, 9))
-    streamed = policy.infer_next(replace(view(10), ready=ready), lane)
+    streamed = policy.infer_next(replace(view(10), ready=samples(range(1, 9))), lane(stages=stages))
     assert (streamed is not None) == bool(stages), "samples are streamed wherever they can be"
     assert built == []
     assert policy.fallbacks == 0
@@ -118,16 +103,13 @@ def test_where_nothing_can_be_gained_nothing_moves_and_that_is_said_once_at_star
 def test_with_streamed_updates_the_tail_moves_though_nothing_is_inferred(caplog):
     block = {"interstage": {"enabled": True, "layout": "slices", "migration_threshold": 0.25}}
     config = {"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": {"disabled_plugins": ["update"], **block}}
-    settings, built = load_settings(OmegaConf.create(config)), []
-    asked: dict[str, Any] = {"config": OmegaConf.create({"fuse": {"update": {"stream": True}}})}
-    asked |= {"use_slices": lambda: built.append("slices"), "training_memory": lambda: pytest.fail("no copy is built")}
-    settings.manager.hook.fuse_setup(trainer=trainer(settings, (), **asked))
+    settings = load_settings(OmegaConf.create(config))
+    # No copy is built, so nobody asks for memory.
+    built = set_up(settings, (), config={"fuse.update.stream": True}, memory=None)
     policy = PolicyGuard(settings.manager.hook)
     assert policy.migration(view(11)) is None
     assert policy.migration(view(8)) == Migration(survivors=(1,))
-    ready = tuple(Sample(f"s{number}", "g", 4, number) for number in range(1, 9))
-    lane = LaneView("train", (), queued=0, multiple=1)
-    assert policy.infer_next(replace(view(10), ready=ready), lane) is None
+    assert policy.infer_next(replace(view(10), ready=samples(range(1, 9))), lane(stages=())) is None
     assert (built, policy.fallbacks) == ([], 0)
     assert not any("nothing can be streamed" in message for message in caplog.messages)
 
@@ -138,24 +120,23 @@ def test_slices_without_memory_for_their_copies_are_refused_before_they_are_buil
         "fuse": {"interstage": {"enabled": True, "layout": "slices"}},
     }
     config = OmegaConf.create(config)
-    settings, built = load_settings(config), []
-    memory = {"actor": [RankMemory("node 0", 10 * 2**30, 80 * 2**30, (2**32,), 1, 0, 0, 0)]}
-    asked = {"config": config, "training_memory": lambda: memory, "use_slices": lambda: built.append("slices")}
+    settings = load_settings(config)
+    rank = RankMemory("node 0", 10 * 2**30, 80 * 2**30, (2**32,), 1, 0, 0, 0)
+    trainer = SetUpTrainer(config=config, blocks=settings.blocks, memory={"actor": [rank]})
     with pytest.raises(FuseError, match=r"copies of 2 models for 1 devices of node node 0 keep 16\.0 GiB of host"):
-        settings.manager.hook.fuse_setup(trainer=trainer(settings, **asked))
-    assert built == []
+        settings.manager.hook.fuse_setup(trainer=trainer)
+    assert trainer.used == []
     config.actor_rollout_ref = {"actor": {"strategy": "megatron"}}
-    memory["actor"] = [replace(memory["actor"][0], stage=0)]
+    trainer = SetUpTrainer(config=config, blocks=settings.blocks, memory={"actor": [replace(rank, stage=0)]})
     with pytest.raises(FuseError, match=r"copies of 2 models for 1 devices of node node 0 keep 16\.0 GiB of host"):
-        settings.manager.hook.fuse_setup(trainer=trainer(settings, **asked))
-    assert built == []
+        settings.manager.hook.fuse_setup(trainer=trainer)
+    assert trainer.used == []
     # For layout `shared` Megatron's ranks are not asked, and ranks of an engine that is not known never are.
-    del asked["training_memory"]
     settings.blocks["interstage"] = replace(settings.blocks["interstage"], layout="shared")
-    settings.manager.hook.fuse_setup(trainer=trainer(settings, training_memory=None, **asked))
+    assert set_up(settings, config=config, memory=None) == []
     settings.blocks["interstage"] = replace(settings.blocks["interstage"], layout="slices")
     config.critic, config.algorithm = {"strategy": "veomni"}, {"adv_estimator": "gae"}
-    settings.manager.hook.fuse_setup(trainer=trainer(settings, training_memory=None, **asked))
+    assert set_up(settings, config=config, memory=None) == ["use_slices"]
 
 
 def test_a_tail_that_has_nowhere_to_go_is_told_once_a_step_and_counted(caplog):
@@ -210,11 +191,10 @@ def test_a_stranger_s_policy_is_asked_first(installed_plugin):
 
 
 def test_a_stranger_decides_what_a_lane_runs_next(installed_plugin):
-    ready = tuple(Sample(f"s{length}", "g", 4, length) for length in (30, 8, 12))
-    lane = LaneView("slice 1", ("ref",), queued=0, multiple=1, released=True)
-    assert policies().infer_next(replace(view(10), ready=ready), lane) == ["s30", "s12", "s8"]
+    seen, slice = replace(view(10), ready=samples([30, 8, 12])), lane(name="slice 1", released=True)
+    assert policies().infer_next(seen, slice) == ["g0_0_0", "g2_0_0", "g1_0_0"]
     installed_plugin("acme", SHORTEST_FIRST)
-    assert policies().infer_next(replace(view(10), ready=ready), lane) == ["s8"]
+    assert policies().infer_next(seen, slice) == ["g1_0_0"]
 
 
 def test_a_stranger_s_mistake_leaves_the_requests_where_they_are(installed_plugin, caplog):
@@ -228,7 +208,7 @@ def test_a_stranger_s_mistake_leaves_the_requests_where_they_are(installed_plugi
 def test_the_hook_itself_answers_with_the_first_result(installed_plugin):
     installed_plugin("acme", STRANGER)
     settings = load_settings(OmegaConf.create({"fuse": {}}))
-    settings.manager.hook.fuse_setup(trainer=trainer(settings))
+    set_up(settings)
     assert settings.manager.hook.fuse_migration(view=view(20)) == Migration(survivors=(0,))
 
 
@@ -259,11 +239,8 @@ def automatic():
     }
     config = OmegaConf.create(config)
     settings = load_settings(config)
-    groups = []
-    replicas = {"replica_views": lambda: view(40).replicas, "devices_each": 2}
-    hook = settings.manager.hook
-    hook.fuse_setup(trainer=trainer(settings, config=config, use_slices=lambda: groups.append("slices"), **replicas))
-    return hook, groups
+    used = set_up(settings, config=config, replicas=view(40).replicas, devices_each=2)
+    return settings.manager.hook, used
 
 
 def begin(hook, step: int = 0, resumed_from: Path | None = None) -> None:
@@ -296,7 +273,7 @@ def test_the_automatic_threshold_watches_a_warm_step_and_decides_the_next(caplog
     caplog.set_level("INFO")
     hook, groups = automatic()
     begin(hook)
-    assert groups == ["slices"]
+    assert groups == ["use_slices"]
     assert decisions(hook, 1) == [None] * 39
     metrics_of(hook, 1)
     end_steps(hook, 1, cold=1)

@@ -4,7 +4,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from verl_fuse.spec.block import read_block
 from verl_fuse.spec.events import Event, Generated, Polled, SetUp, StageBegun, StepBegun, StepEnded, TrainingEnded
 from verl_fuse.spec.step import RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse.testing import SetUpTrainer
 from verl_fuse_observe import plugin
 from verl_fuse_observe.config import ObserveConfig
 from verl_fuse_observe.writer import StepWriter
@@ -38,7 +38,7 @@ def start(hook: Any, tmp_path: Path) -> Callable[..., Emit]:
 
     def begin(run_dir: Path = tmp_path, total_steps: int = 40, **options: Any) -> Emit:
         config = read_block(ObserveConfig, options, "fuse.observe")
-        hook.fuse_setup(trainer=SimpleNamespace(block={"observe": config}.get))
+        hook.fuse_setup(trainer=SetUpTrainer(blocks={"observe": config}))
 
         def emit(kind: type[Event], step: int = 0, time: float = 0.0, **fields: Any) -> None:
             hook.fuse_event(event=kind(step, time, **fields))

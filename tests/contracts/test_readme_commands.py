@@ -26,7 +26,7 @@ from verl_fuse.tune.search import Outcome
 REPO = Path(__file__).resolve().parents[2]
 sys.path.extend(str(REPO / "tests/unit" / folder) for folder in ("compare", "timeline"))
 PAGES = (
-    "README.md", "SUPPORTED.md", ".github/CONTRIBUTING.md", "ci/README.md",
+    "README.md", "SUPPORTED.md", "SECURITY.md", ".github/CONTRIBUTING.md", "ci/README.md",
     *sorted(str(path.relative_to(REPO)) for path in (REPO / "ci/docs/pages").glob("*.md")),
     *sorted(
         str(path.relative_to(REPO))
@@ -36,7 +36,8 @@ PAGES = (
 )  # fmt: skip
 INSTALLS = {
     "pip install 'verl-fuse[verl]'", "pip install 'verl-fuse[verl,megatron]'", "pip install 'verl-fuse[plot]'",
-    "pip install '.[verl]'", "pip install -e '.[verl,cpu,megatron,plot,dev]'", "pip install verl-fuse",
+    "pip install '.[verl]'", "pip install --dry-run verl-fuse",
+    "pip install -e '.[verl,cpu,megatron,plot,dev]'", "pip install verl-fuse",
     # What a plugin of somebody else is installed with, and how the lists of ci/stacks are made.
     "pip install .", "pip install --no-deps", "pip freeze", "pip freeze --all --exclude-editable",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -106,6 +107,13 @@ def test_the_wheel_holds_every_file_of_its_packages(wheel: Path):
     assert missing == []
 
 
+def test_every_package_of_the_wheel_is_typed(wheel: Path):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packages = {name.split("/")[0] for name in names if name.count("/") == 1 and name.endswith("/__init__.py")}
+    assert len(packages) == 11
+    assert [package for package in sorted(packages) if f"{package}/py.typed" not in names] == []
+
+
 def test_the_entry_points_are_declared(wheel: Path):
     text = zipfile.ZipFile(wheel).read(f"verl_fuse-{__version__}.dist-info/entry_points.txt").decode()
     assert (
@@ -119,6 +127,9 @@ def test_the_base_install_has_neither_torch_nor_ray_nor_verl(python: Path):
     shown = subprocess.run([str(python), "-c", code], check=True, env=CLEAN, stdout=subprocess.PIPE, text=True)
     names = set(json.loads(shown.stdout))
     assert "verl-fuse" in names
+    guide = (REPO / "verl_fuse/README.md").read_text()
+    (own,) = re.findall(r"brings (\d+) packages", guide)
+    assert len(names - {"verl-fuse", "pip", "setuptools"}) == int(own)
     assert not names & {"torch", "ray", "verl", "transferqueue", "vllm", "hydra-core", "transformers"}
 
 

@@ -32,6 +32,7 @@ PACKAGES = (
 LAYERS = (
     ("verl_fuse", "verl_fuse.errors", "verl_fuse.extras"),
     ("verl_fuse.spec",),
+    ("verl_fuse.policy",),
     ("verl_fuse.cost",),
     ("verl_fuse.schedule",),
     ("verl_fuse.timeline",),
@@ -43,6 +44,7 @@ LAYERS = (
     ("verl_fuse.runtime",),
     ("verl_fuse.feature", "verl_fuse.advice"),
     ("verl_fuse.hookspecs", "verl_fuse.plugins"),
+    ("verl_fuse.testing",),
     ("verl_fuse.host.names", "verl_fuse.host.config"),
     ("verl_fuse.host.upstream",),
     ("verl_fuse.host.record",),

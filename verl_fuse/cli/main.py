@@ -16,7 +16,7 @@ GROUPS = {
         "simulate": ("verl_fuse.cli.simulate", "Predict a step, stock and with every feature, without a device."),
         "plan": ("verl_fuse.cli.plan", "Find devices, layouts and micro-batches for a step, as overrides for verl."),
         "schedule": ("verl_fuse.cli.schedule", "Solve, show and compare fused actor-critic pipeline schedules."),
-        "example": ("verl_fuse.cli.example", "Print a commented workload, cluster or plan file to start from."),
+        "example": ("verl_fuse.cli.example", "Print a commented file to start from, or write the package of a plugin."),
     },
     "Runs": {
         "recipes": ("verl_fuse.cli.recipes", "List the shipped recipes."),

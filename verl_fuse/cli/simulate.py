@@ -19,6 +19,7 @@ from verl_fuse.cli import interrupt
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
 from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.policy import simulated_policy
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import excluded
@@ -47,6 +48,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXAMPLES = examples(
     "verl-fuse simulate step.yaml h100x4",
     "verl-fuse simulate step.yaml cluster.yaml --strategy interstage --set migration=prefill",
+    "verl-fuse simulate step.yaml h100x4 --strategy interstage --policy acme_fuse:LongestFirst",
     "verl-fuse simulate --from runs/ppo-cpu --json",
 )
 # These are the counts of fuse.speculation in the metrics file.
@@ -88,6 +90,14 @@ def simulate(
         ),
     ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Folder for a timeline page of every strategy.")] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:CLASS",
+            help="A policy of yours (a plugin's class), which gets a row; its module is looked for in the working "
+            "directory, too. Repeatable.",
+        ),
+    ] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile written by `verl-fuse profile`.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"What is assumed. {OPTIONS}")
@@ -108,7 +118,7 @@ def simulate(
     if drafts_of is not None:
         options = dataclasses.replace(options, acceptance=recorded_acceptance(drafts_of))
     if from_ is not None:
-        if workload_file or cluster or plan or profile or timeline or strategy or seeds:
+        if workload_file or cluster or plan or profile or timeline or strategy or policy or seeds:
             raise FuseError("--from RUN_DIR takes everything from the run; only --set and --acceptance-of go with it")
         show_replay(from_, options, as_json)
         return
@@ -122,12 +132,16 @@ def simulate(
     named = {name: feature.strategy for name, feature in features.items() if feature.strategy}
     for text in strategy or ():
         require_together(text, features)
+    authors = {name: simulated_policy(name, workload) for name in dict.fromkeys(policy or ())}
+    decided = {name: decides for name, (decides, _) in authors.items()}
     given, rows, advised = Plan.read(plan) if plan else None, [], None
     with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
         cost = cost_model(machines, profile, floors)
-        comparison = Comparison(workload, cost, strategy, seeds, given, options, report, named)
+        comparison = Comparison(workload, cost, strategy, seeds, given, options, report, named, decided)
         try:
-            rows.extend(comparison.rows())
+            for row in comparison.rows():
+                _, about = authors.get(row.strategy, (None, ()))
+                rows.append(dataclasses.replace(row, notes=(*row.notes, *about)))
             advised = advice_of_rows(rows, features, excluded(None), comparison.row)
         except KeyboardInterrupt:
             if not rows:
@@ -240,7 +254,7 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
     table = Table("strategy", *columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(
-            row.strategy,
+            f"{row.strategy} (faulty)" if row.faults else row.strategy,
             f"{row.seconds.mean:.2f}",
             f"{row.generation_and_inference:.2f}",
             f"{row.training:.2f}",
@@ -251,6 +265,13 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
         )
     print_table(table)
     for row in rows:
+        if row.faults:
+            others = len({*row.faults}) - 1
+            more = f"; other failures: {others}" if others else ""
+            say(
+                f"{row.strategy}: FAULTY in {len(row.faults)} of {seeds} steps, whose rest went on without it: "
+                f"{row.faults[0]}{more}"
+            )
         for note in row.notes:
             say(f"{row.strategy}: {note}")
     for call in rows[0].example.plan.calls:
@@ -314,6 +335,7 @@ def as_data(
             "cost_usd": dataclasses.asdict(row.cost),
             "cost_ratio": dataclasses.asdict(row.cost_ratio),
             "notes": row.notes,
+            "faults": row.faults,
         }
         for row in rows
     ]
@@ -347,7 +369,8 @@ def write_timelines(
     return the page first."""
     pages, strategies = [], []
     for row in rows:
-        run = folder / row.strategy
+        # A link may not begin with a word and a colon.
+        run = folder / row.strategy.replace(":", ".")
         try:
             record_step(run, dataclasses.replace(row.example.spans, run=f"{row.strategy}, simulated: {title}"))
         except OSError as error:

@@ -15,6 +15,7 @@ import numpy as np
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import require_method
+from verl_fuse.simulate.decided import SimulatedPolicy
 from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions, features_of, of_plan
 from verl_fuse.simulate.step import StepResult, simulate_step
 from verl_fuse.simulate.stock import stock_plan
@@ -49,6 +50,8 @@ class StrategyResult:
     cost_ratio: Estimate
     notes: tuple[str, ...]
     example: StepResult
+    # Failures of a policy, at most one a step.
+    faults: tuple[str, ...] = ()
 
 
 def compare(
@@ -68,7 +71,8 @@ class Comparison:
     placement.
 
     Without `strategies`: all of them, `realloc` only with a plan, strategies that draft only with an acceptance.
-    `report` is told the simulation under way; `named` has other names for strategies.
+    `report` is told the simulation under way; `named` has other names for strategies. `policies` have a row each, by
+    these names, after the strategies: they decide in steps of observe mode.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Comparison:
         options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
         report: Callable[[str], None] = lambda text: None,
         named: Mapping[str, str] = MappingProxyType({}),
+        policies: Mapping[str, SimulatedPolicy] = MappingProxyType({}),
     ) -> None:
         if seeds < 1:
             raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
@@ -100,15 +105,17 @@ class Comparison:
         require_method(options.schedule)
         self._strategies = list(dict.fromkeys(["stock", *(strategies or possible)]))
         self._workload, self._cost, self._seeds, self._plan = workload, cost, seeds, plan
-        self._options, self._report, self._named = options, report, named
+        self._options, self._report, self._named, self._policies = options, report, named, policies
 
     def rows(self) -> Iterator[StrategyResult]:
         """Yield a row for each strategy, stock's first."""
-        return map(self.row, self._strategies)
+        return map(self.row, [*self._strategies, *self._policies])
 
     def row(self, strategy: str) -> StrategyResult:
-        """Simulate one strategy, or several with + between them."""
-        return _row(strategy, self._stock if strategy == "stock" else self._steps(strategy), self._stock)
+        """Simulate one strategy, or several with + between them, or a policy."""
+        found = _row(strategy, self._stock if strategy == "stock" else self._steps(strategy), self._stock)
+        policy = self._policies.get(strategy)
+        return found if policy is None else replace(found, faults=tuple(policy.faults))
 
     @cached_property
     def _stock(self) -> list[StepResult]:
@@ -120,13 +127,16 @@ class Comparison:
         return stock_plan(self._workload, self._cost, replace(self._options, acceptance=None))
 
     def _steps(self, name: str) -> list[StepResult]:
+        policy = self._policies.get(name)
+        if policy is not None:
+            name = "observe"
         at = self._plan if self._plan and "realloc" in features_of(name, self._named) else self._stock_plan
         strategy = "+".join(self._named.get(part, part) for part in name.split("+"))
         options, found = of_plan(self._options, at), []
         for seed in range(self._seeds):
             self._report(f"{name}: step {seed + 1} of {self._seeds}")
             rng = np.random.default_rng(seed)
-            found.append(simulate_step(self._workload, at, self._cost, strategy, rng, options))
+            found.append(simulate_step(self._workload, at, self._cost, strategy, rng, options, policy))
         return found
 
 

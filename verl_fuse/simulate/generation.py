@@ -6,7 +6,7 @@ Invariants (tests/unit/simulate/test_generation.py):
   seconds.
 """
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,6 +14,18 @@ import numpy as np
 
 from verl_fuse.cost.model import CostModel
 from verl_fuse.simulate.calls import freed_inference, migration_cost
+from verl_fuse.simulate.decided import (
+    Move,
+    Setting,
+    SimulatedPolicy,
+    SimulatedRun,
+    SliceCall,
+    decided,
+    prompts_of,
+    replica_views,
+    seen_at,
+    uid_of,
+)
 from verl_fuse.simulate.draw import DrawnLengths, draw
 from verl_fuse.simulate.elastic import ReplicaAssignment, best_assignment, run_elastic, shared_prefixes
 from verl_fuse.simulate.options import SimulationOptions
@@ -26,6 +38,8 @@ from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.step import STAGES, Stage
+from verl_fuse.spec.timeline import CALL_STAGES
 from verl_fuse.spec.workload import Call, Workload
 
 THRESHOLD_BATCHES = 2
@@ -38,16 +52,23 @@ class GenerationResult:
     inference too.
 
     `replicas` there are; `held`: replica-seconds of their devices until given back;
-    `paused`: the rollout when the tail moved; `streamed`: the update, where it is trained in copies.
+    `moves`: the rollout whenever requests moved; `slices`: the calls of freed replicas, where a policy decides on them;
+    `streamed`: the update, where it is trained in copies.
     """
 
     fused: FusionResult
-    paused: RolloutState | None
+    moves: tuple[Move, ...]
     end: float
     inference_end: float | None
     replicas: int
     held: float
     streamed: StreamedTail | None = None
+    slices: tuple[SliceCall, ...] | None = None
+
+    @property
+    def paused(self) -> RolloutState | None:
+        """Return the rollout when the tail first moved."""
+        return self.moves[0].paused if self.moves else None
 
 
 def generate(
@@ -59,9 +80,13 @@ def generate(
     calls: tuple[Call, ...],
     options: SimulationOptions,
     update: StreamedUpdate | None = None,
+    policy: SimulatedPolicy | None = None,
 ) -> GenerationResult:
     """Run the rollout. `calls`: inference calls that freed replicas may take over; they are left alone without
-    `interstage`. `update`: training in copies, streamed as far as replicas are released before the end."""
+    `interstage`. `update`: training in copies, streamed as far as replicas are released before the end. `policy`
+    decides instead of the features."""
+    if policy is not None:
+        return _decided(workload, plan, cost, lengths, calls, replace(options, acceptance=None), policy)
     if "speculation" not in features:
         options = replace(options, acceptance=None)
     generate_plan = plan.call("actor_generate")
@@ -72,7 +97,7 @@ def generate(
 
     def result(fused: FusionResult, end: float, held: float) -> GenerationResult:
         tail = None if update is None else streamed_tail(fused, lengths.group, update, replicas=replicas)
-        return GenerationResult(fused, None, _seen(end, poll), None, replicas, held, tail)
+        return GenerationResult(fused, (), seen_at(end, poll), None, replicas, held, tail)
 
     if "interstage" in features and replicas > 1:
         chosen, inference = chosen_threshold(workload, plan, cost, elastic, calls, options, update)
@@ -83,14 +108,15 @@ def generate(
             time = trigger_time(through, chosen.threshold)
             paused = begun.advance(time)
             fused = migrated(paused, time, chosen.survivors, inference, migration_cost(workload, plan, cost, options))
-            end, tail = _seen(fused.generation_end, poll), None
+            end, tail = seen_at(fused.generation_end, poll), None
             inferred = max(fused.seconds, end) if calls else None
             if update is not None:
                 tail = streamed_tail(fused, lengths.group, update, inference)
                 inferred = max(tail.ended + tail.inference_left, end) if calls else None
             until = inferred or end
             held = float(_ends(fused, until).sum()) if elastic else replicas * until
-            return GenerationResult(fused, paused, end, inferred, replicas, held, tail)
+            moves = (Move(time, paused, tuple(fused.survivors.tolist())),)
+            return GenerationResult(fused, moves, end, inferred, replicas, held, tail)
     elif elastic:
         run = run_elastic(lengths, timing, chosen_assignment(workload, timing, replicas, options), options)
         fused = without_migration(run.rollout, NO_INFERENCE)
@@ -98,7 +124,7 @@ def generate(
     else:
         requests, queues = _dealt(lengths, replicas, elastic)
         through = RolloutState.begin(requests, timing, queues).advance()
-    held = float(through.clocks.sum()) if elastic else replicas * _seen(through.seconds, poll)
+    held = float(through.clocks.sum()) if elastic else replicas * seen_at(through.seconds, poll)
     return result(without_migration(through, NO_INFERENCE), through.seconds, held)
 
 
@@ -140,6 +166,62 @@ def chosen_assignment(
     return best_assignment(lengths, timing, most, options)
 
 
+def _decided(
+    workload: Workload,
+    plan: Plan,
+    cost: CostModel,
+    lengths: DrawnLengths,
+    calls: tuple[Call, ...],
+    options: SimulationOptions,
+    policy: SimulatedPolicy,
+) -> GenerationResult:
+    """Run the rollout with a policy that assigns prompts, frees replicas and chooses their inference."""
+    generate_plan = plan.call("actor_generate")
+    timing = replica_timing(workload, generate_plan, cost, options)
+    replicas = plan.replicas or replica_count(generate_plan.layout)
+    # The stages that a lane of slices computes are those of the trainer; a reward model's scores are beside them.
+    stages: tuple[Stage, ...] = tuple(
+        stage for stage in STAGES if any(CALL_STAGES[call.name] == stage for call in calls)
+    )
+    dealt = round_robin(len(lengths.group), replicas)
+    views = replica_views(_begun(lengths, timing, dealt))
+
+    def run() -> SimulatedRun:
+        chosen, _ = chosen_threshold(workload, plan, cost, False, calls, options)
+        return SimulatedRun(views, generate_plan.mesh.size // replicas, stages, chosen.threshold if replicas > 1 else 0)
+
+    asked, prompts = policy.begin_step(run), prompts_of(lengths.group)
+    if predictions := asked.predict(prompts):
+        prompts = [replace(one, prediction=found) for one, found in zip(prompts, predictions, strict=True)]
+    homes = asked.assign(prompts, views, {})
+    begun = _begun(lengths, timing, dealt if homes is None else _queues(lengths.group, homes, replicas))
+    inference = freed_inference(workload, calls, plan, cost, options, options.micro_group)
+    moving = migration_cost(workload, plan, cost, options)
+
+    def slice_factor(samples: int) -> float:
+        return freed_inference(workload, calls, plan, cost, options, samples).slice_factor
+
+    setting = Setting(inference, moving, stages, options.fuse_poll, policy.steps, slice_factor)
+    found = decided(begun, lengths.group, asked, setting, homes, policy.tell)
+    inferred = found.inferred if found.calls else None
+    held = replicas * (inferred or found.seen)
+    return GenerationResult(found.fused, found.moves, found.seen, inferred, replicas, held, None, found.calls)
+
+
+def _begun(lengths: DrawnLengths, timing: ReplicaTiming, queues: list[Ints]) -> RolloutState:
+    cached = shared_prefixes(lengths.prompt, lengths.group, queues)
+    return RolloutState.begin(Requests.of(lengths.prompt, lengths.response, cached), timing, queues)
+
+
+def _queues(group: Ints, homes: Mapping[str, int], replicas: int) -> list[Ints]:
+    """Return the requests of each replica: where their prompts were assigned to, the others where the fewest are."""
+    queues: list[list[int]] = [[] for _ in range(replicas)]
+    for row, number in enumerate(group.tolist()):
+        fewest = min(range(replicas), key=lambda rank: len(queues[rank]))
+        queues[homes.get(uid_of(number), fewest)].append(row)
+    return [np.array(queue, np.int64) for queue in queues]
+
+
 def _dealt(lengths: DrawnLengths, replicas: int, by_prompt: bool) -> tuple[Requests, list[Ints]]:
     """Return the requests and their queues: one by one as verl deals them, or the samples of a prompt together."""
     queues = (
@@ -148,11 +230,6 @@ def _dealt(lengths: DrawnLengths, replicas: int, by_prompt: bool) -> tuple[Reque
         else round_robin(len(lengths.group), replicas)
     )
     return Requests.of(lengths.prompt, lengths.response, shared_prefixes(lengths.prompt, lengths.group, queues)), queues
-
-
-def _seen(end: float, poll: float) -> float:
-    """Return the time at which a driver that looks every `poll` seconds sees the end."""
-    return math.ceil(end / poll - 1e-9) * poll if poll else end
 
 
 def _ends(fused: FusionResult, until: float) -> Floats:

@@ -235,7 +235,7 @@ class Recording:
             replace(step, stages={name: seconds * left.get(name, 1.0) for name, seconds in step.stages.items()})
             for step in self.steps
         ]
-        inference = _inference(steps, self.through, self.dedicated)
+        inference = inference_of(steps, self.through, self.dedicated)
         return replace(
             self,
             steps=steps,
@@ -278,7 +278,7 @@ def replay(
     begun = [begin(step, timing) for step, timing in zip(steps, timings, strict=True)]
     through = [rollout.advance() for rollout in begun]
     errors = [abs(end.seconds / step.generation - 1) for step, end in zip(steps, through, strict=True)]
-    inference = _inference(steps, through, options.dedicated is not False)
+    inference = inference_of(steps, through, options.dedicated is not False)
     moving = MigrationCost(options.migration_latency)
     recording = Recording(
         steps=steps,
@@ -322,7 +322,8 @@ def begin(step: ReplayedStep, timing: ReplicaTiming) -> RolloutState:
     return rollout
 
 
-def _inference(steps: Sequence[ReplayedStep], through: Sequence[RolloutState], dedicated: bool) -> InferenceWork:
+def inference_of(steps: Sequence[ReplayedStep], through: Sequence[RolloutState], dedicated: bool) -> InferenceWork:
+    """Return the inference of these steps, per token as it took on all replicas after generation."""
     seconds = sum(step.total(SCORE_STAGES) for step in steps)
     tokens = sum(int(rollout.requests.tokens.sum()) for rollout in through)
     return InferenceWork(steps[0].replicas * seconds / tokens, dedicated=dedicated)

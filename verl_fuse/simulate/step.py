@@ -17,6 +17,7 @@ from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.simulate.calls import call_batch, infer_seconds, is_dedicated, streaming_factor, train_seconds
 from verl_fuse.simulate.copies import notes_of, update_of
+from verl_fuse.simulate.decided import SimulatedPolicy
 from verl_fuse.simulate.draw import DrawnLengths, draw
 from verl_fuse.simulate.generation import GenerationResult, generate
 from verl_fuse.simulate.options import SimulationOptions, features_of
@@ -82,9 +83,10 @@ def simulate_step(
     strategy: str,
     rng: np.random.Generator,
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
+    policy: SimulatedPolicy | None = None,
 ) -> StepResult:
     """Simulate one step of `workload` placed by `plan`; `realloc` adds nothing to a plan that already has several
-    layouts."""
+    layouts. A `policy` decides on the rollout instead of the strategy's features."""
     features = features_of(strategy)
     if "old_log_prob" in features and workload.minibatches == 1:
         workload = replace(workload, old_log_prob=False)
@@ -94,7 +96,7 @@ def simulate_step(
         workload = replace(workload, zero_gradient=0.0)
     if "placement" in features:
         plan = chosen_placement(workload, plan, cost, strategy, options)
-    return _simulated(workload, plan, cost, strategy, rng, options)
+    return _simulated(workload, plan, cost, strategy, rng, options, policy)
 
 
 @lru_cache(maxsize=64)
@@ -117,6 +119,7 @@ def _simulated(
     strategy: str,
     rng: np.random.Generator,
     options: SimulationOptions,
+    policy: SimulatedPolicy | None = None,
 ) -> StepResult:
     features = features_of(strategy)
     fused = fused_training(workload, plan, cost, options) if "pipeline" in features else None
@@ -126,7 +129,7 @@ def _simulated(
     steps: list[list[Task]] = []
     for _ in range(UNROLLED if apart and not defers else 1):
         lengths = draw(workload, rng, options.predictability)
-        tasks, generation = step_tasks(workload, plan, cost, features, lengths, options, fused)
+        tasks, generation = step_tasks(workload, plan, cost, features, lengths, options, fused, policy)
         steps.append(tasks)
     if defers:
         # On the lengths that the other strategies get, over and over.
@@ -191,6 +194,12 @@ def _notes(
         notes.append(f"tail of {share:.0%} moved, {kept}" if moved else "R_t = 0: no migration is predicted to gain")
     if "elastic" in features and "interstage" not in features:
         notes.append(f"{generation.fused.rollout.replicas} of {generation.replicas} replicas used")
+    if generation.slices is not None:
+        freed = generation.replicas - len(generation.fused.survivors)
+        notes.append(
+            f"{freed} of {generation.replicas} replicas freed, {generation.fused.moved} requests moved, "
+            f"{len(generation.slices)} micro-groups inferred meanwhile"
+        )
     if fused is not None:
         notes.append(fused.reason or f"fused passes take {fused.ratio:.0%} of serial ones")
     return tuple(notes)
@@ -215,6 +224,7 @@ def step_tasks(
     lengths: DrawnLengths,
     options: SimulationOptions,
     fused: FusedTraining | None = None,
+    policy: SimulatedPolicy | None = None,
 ) -> tuple[list[Task], GenerationResult]:
     """Return the tasks of one step with the lengths drawn for it."""
     tokens = lengths.prompt + lengths.response
@@ -231,9 +241,10 @@ def step_tasks(
     short = {passes[name] for name in passes.keys() & features}
     early = [call for call in infer if call.name not in short]
     shared = tuple(call for call in early if plan.call(call.name).mesh.overlaps(rollout_mesh))
-    takeover = shared if "interstage" in features and is_dedicated(cost, options) else ()
+    takes_over = "interstage" in features or policy is not None
+    takeover = shared if takes_over and is_dedicated(cost, options) else ()
     update = update_of(workload, plan, cost, features, options)
-    generation = generate(workload, plan, cost, features, lengths, takeover, options, update)
+    generation = generate(workload, plan, cost, features, lengths, takeover, options, update, policy)
     seconds = {
         call.name: infer_seconds(workload, call, plan.call(call.name), cost, batches[call.name]) for call in infer
     }

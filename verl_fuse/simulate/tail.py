@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.rollout import Requests, RolloutState
@@ -111,9 +112,10 @@ def migrated(
     """Go on from the rollout paused at `trigger` with the `survivors` replicas that have most left to do."""
     if not 1 <= survivors < paused.replicas:
         raise FuseError(f"survivors={survivors}: needs 1 to {paused.replicas - 1} of {paused.replicas} replicas")
-    rollout, kept, moved = _migrated(paused, survivors, trigger, migration)
+    stays = _busiest(paused, survivors)
+    rollout, moved = moved_to(paused, stays, trigger, migration)
     rollout = rollout.advance()
-    freed = np.setdiff1d(np.arange(paused.replicas), kept, assume_unique=True)
+    kept, freed = np.flatnonzero(stays), np.flatnonzero(~stays)
     release = float(paused.clocks[freed].clip(min=trigger).max()) + inference.load_seconds
     end = rollout.seconds
     work = inference.work(rollout.requests)
@@ -201,15 +203,22 @@ def _requeue(queues, offsets, heads, finish, counts, stays):
     return result, ends, running, moved[:total], target[:total], was_running[:total]
 
 
-def _migrated(
-    paused: RolloutState, survivors: int, trigger: float, migration: MigrationCost
-) -> tuple[RolloutState, Ints, Ints]:
-    """Return the paused rollout with every unfinished request on a survivor; finished requests stand in no queue. Also
-    return the survivors, and the moved requests."""
+def _busiest(paused: RolloutState, survivors: int) -> NDArray[np.bool_]:
+    """Tell of each replica whether it is one of the `survivors` that have most left to do."""
     context = paused.requests.prompt + paused.done
     counts, tokens = _remaining(paused.queues, paused.offsets, paused.finish, context)
     stays = np.zeros(paused.replicas, bool)
     stays[np.lexsort((-tokens, -counts))[:survivors]] = True
+    return stays
+
+
+def moved_to(
+    paused: RolloutState, stays: NDArray[np.bool_], trigger: float, migration: MigrationCost
+) -> tuple[RolloutState, Ints]:
+    """Return the paused rollout with every unfinished request on a replica that `stays`; finished requests stand in no
+    queue. Also return the moved requests."""
+    context = paused.requests.prompt + paused.done
+    counts, _ = _remaining(paused.queues, paused.offsets, paused.finish, context)
     queues, offsets, heads, moved, target, was_running = _requeue(
         paused.queues, paused.offsets, paused.heads, paused.finish, counts, stays
     )
@@ -221,5 +230,4 @@ def _migrated(
         for replica in np.unique(target):
             here = moved[(target == replica) & was_running]
             arrival[here] += np.cumsum(context[here]) * migration.seconds_per_token
-    rollout = replace(paused, queues=queues, offsets=offsets, heads=heads, cached=cached, arrival=arrival)
-    return rollout, np.flatnonzero(stays), moved
+    return replace(paused, queues=queues, offsets=offsets, heads=heads, cached=cached, arrival=arrival), moved

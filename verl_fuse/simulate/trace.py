@@ -1,21 +1,21 @@
 """Turns a simulated step into a timeline, drawn like a recorded step.
 
 Invariants (tests/unit/simulate/test_trace.py):
-- every sample has one span on its replica, two if it moved;
+- every sample has one span on its replica, and one more for each move;
 - every replica ends with a span that names its devices;
 - `idle_share` equals the share that verl_fuse/timeline/idle.py finds on the timeline;
 - stages stand on the track `step`, and every device of a task's mesh has it on its rank's track.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.generation import GenerationResult
 from verl_fuse.simulate.tasks import ScheduledTask
-from verl_fuse.spec.arrays import Ints
+from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, STREAM_UPDATE, Span, Timeline, union_seconds
 
@@ -62,17 +62,15 @@ def idle_share(placed: Sequence[ScheduledTask], generation: GenerationResult, pl
 def _busy_replicas(generation: GenerationResult) -> list[list[tuple[float, float]]]:
     """Return the stretches in which each replica's devices generate or, freed, run inference; seconds from the start of
     the rollout."""
-    finish = generation.fused.rollout.finish
-    first, second, moved = _replicas_of(generation)
     busy: list[list[tuple[float, float]]] = [[] for _ in range(generation.replicas)]
-    for replica, intervals in enumerate(busy):
-        until = _moves(generation, replica)
-        stays = finish[(first == replica) & ~moved]
-        ends = [*([stays.max()] if len(stays) else []), *([until] if moved[first == replica].any() else [])]
-        intervals += [(0.0, float(end)) for end in ends]
-        intervals += [
-            (_moves(generation, int(first[i])), float(finish[i])) for i in np.flatnonzero(moved & (second == replica))
-        ]
+    for part in _parts(generation):
+        for replica in np.unique(part.replica).tolist():
+            here = part.replica == replica
+            first = here & (part.start == 0)
+            if first.any():
+                busy[replica].append((0.0, float(part.end[first].max())))
+            later = here & (part.start > 0)
+            busy[replica] += zip(part.start[later].tolist(), part.end[later].tolist(), strict=True)
     for replica in _freed_replicas(generation):
         busy[replica].append((generation.fused.release, generation.end))
     for replica, start, end in _calls(generation):
@@ -80,37 +78,48 @@ def _busy_replicas(generation: GenerationResult) -> list[list[tuple[float, float
     return busy
 
 
-def _replicas_of(generation: GenerationResult) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return of each sample the replica where it begins, the replica where it ends, and whether they differ."""
-    last, paused = generation.fused.rollout.replica_of, generation.paused
-    home = last if paused is None else paused.replica_of
-    return home, last, (last != -1) & (last != home)
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What samples (`rows`) generate on a replica until they move, or finish, in seconds from the start of the rollout.
+    `done` and `until` are their response tokens at its start and its end; None: all of the response."""
+
+    rows: Ints
+    replica: Ints
+    start: Floats
+    end: Floats
+    done: Ints
+    until: Ints | None = None
 
 
-def _moves(generation: GenerationResult, replica: int) -> float:
-    """Return the time at which the samples of `replica` that move leave it, in seconds from the start of the
-    rollout."""
-    paused = generation.paused
-    return 0.0 if paused is None else max(generation.fused.trigger, float(paused.clocks[replica]))
+def _parts(generation: GenerationResult) -> Iterator[_Part]:
+    rollout, moves = generation.fused.rollout, generation.moves
+    count = len(rollout.finish)
+    at = (moves[0].paused if moves else rollout).replica_of
+    start, done = np.zeros(count), np.zeros(count, np.int64)
+    for number, move in enumerate(moves):
+        # -1: it had finished before.
+        after = (moves[number + 1].paused if number + 1 < len(moves) else rollout).replica_of
+        rows = np.flatnonzero((after != -1) & (after != at))
+        # A request may move again before it has arrived.
+        moment = np.maximum(start[rows], np.maximum(move.time, move.paused.clocks[at[rows]]))
+        yield _Part(rows, at[rows], start[rows], moment, done[rows], move.paused.done[rows])
+        at[rows], start[rows], done[rows] = after[rows], moment, move.paused.done[rows]
+    yield _Part(np.arange(count), at, start, rollout.finish, done)
 
 
 def _requests(generation: GenerationResult, lengths: DrawnLengths, begin: float) -> Iterator[Span]:
-    paused = generation.paused
-    first, second, moved = _replicas_of(generation)
-    for i, finish in enumerate(generation.fused.rollout.finish.tolist()):
-        prompt, response = int(lengths.prompt[i]), int(lengths.response[i])
-        args: dict[str, str | int | float] = {"group": f"p{lengths.group[i]}"}
-        start, replica = begin, int(first[i])
-        if paused is not None and moved[i]:
-            done = int(paused.done[i])
-            until = begin + _moves(generation, replica)
-            part = {"prompt_tokens": prompt, "response_tokens": done, "stop_reason": "aborted"}
-            yield Span(f"request {i}", f"{REPLICA} {replica}", "generate", start, until, args | part)
-            start, replica = until, int(second[i])
-            prompt, response = prompt + done, response - done
-            args["resumed_tokens"] = done
-        args |= {"prompt_tokens": prompt, "response_tokens": response, "stop_reason": "completed"}
-        yield Span(f"request {i}", f"{REPLICA} {replica}", "generate", start, begin + finish, args)
+    for part in _parts(generation):
+        until = lengths.response if part.until is None else part.until
+        columns = (part.rows, part.replica, part.start, part.end, part.done, until)
+        for i, replica, start, end, done, tokens in zip(*(column.tolist() for column in columns), strict=True):
+            args: dict[str, str | int | float] = {
+                "group": f"p{lengths.group[i]}",
+                "prompt_tokens": int(lengths.prompt[i]) + done,
+                "response_tokens": tokens - done,
+                "stop_reason": "completed" if part.until is None else "aborted",
+                **({"resumed_tokens": done} if start else {}),
+            }
+            yield Span(f"request {i}", f"{REPLICA} {replica}", "generate", begin + start, begin + end, args)
 
 
 def _freed_replicas(generation: GenerationResult) -> list[int]:
@@ -119,7 +128,8 @@ def _freed_replicas(generation: GenerationResult) -> list[int]:
     fused = generation.fused
     if (
         generation.streamed is not None
-        or generation.paused is None
+        or generation.slices is not None
+        or not generation.moves
         or generation.inference_end is None
         or generation.end <= fused.release
     ):
@@ -137,19 +147,25 @@ def _freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[S
 
 
 def _calls(generation: GenerationResult) -> list[tuple[int, float, float]]:
-    """Return replica, start and end of each call of a streamed update, as far as others generate meanwhile."""
+    """Return replica, start and end of each call of a streamed update, or of inference that a policy chose, as far as
+    others generate meanwhile."""
     tail = generation.streamed
     if tail is None:
-        return []
+        found = generation.slices or ()
+        return [(one.replica, one.start, min(one.end, generation.end)) for one in found if one.start < generation.end]
     ends = np.minimum(tail.end, generation.end)
     return list(zip(tail.replica.tolist(), tail.start.tolist(), ends.tolist(), strict=True))
 
 
 def _streamed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
-    """Complete groups trained on, on the ranks of released replicas."""
+    """Yield the calls on released replicas: complete groups trained on, or micro-groups inferred, which have a lane."""
+    infers = generation.streamed is None
+    name, category = ("micro-group", "inference") if infers else (STREAM_UPDATE, "train")
     for replica, start, end in _calls(generation):
+        if infers:
+            yield Span(name, f"{LANE} slice {replica}", category, begin + start, begin + end)
         for device in _devices(plan, generation, replica):
-            yield Span(STREAM_UPDATE, f"{RANK} {device}", "train", begin + start, begin + end)
+            yield Span(name, f"{RANK} {device}", category, begin + start, begin + end)
 
 
 def _placement(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from verl_fuse.spec.block import quoted
 
 Stage = Literal["old_log_prob", "ref", "values"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 # Seconds between two looks of verl's own trainer at a running rollout (verl/trainer/ppo/v1/replay_buffer.py).
 VERL_POLL_INTERVAL = 2.0

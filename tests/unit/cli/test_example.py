@@ -29,6 +29,40 @@ def run(*arguments: object) -> int:
     return int(end.value.code or 0)
 
 
+def test_a_plugin_is_written_into_a_new_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """tests/contracts/test_third_party_plugin.py installs it and runs its tests."""
+    out = tmp_path / "acme-fuse"
+    assert run("example", "plugin", "--out", out) == 0
+    written = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    assert written == ["README.md", "acme_fuse.py", "pyproject.toml", "tests/test_acme_fuse.py"]
+    assert (
+        capsys.readouterr().out == f"{out}: a plugin; next: pip install -e {out}, then python -m pytest {out}/tests\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["acme-fuse"]
+
+
+def test_what_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").write_text("")
+    refused = {
+        ("plugin",): "example plugin is a folder of files: add --out DIR, a folder that does not exist yet",
+        (
+            "plugin",
+            "--out",
+            tmp_path / "there",
+        ): "there: it exists; name a folder that does not exist yet, or move this",
+        ("plugin", "--out", tmp_path / "file"): "file: it exists; name a folder",
+        ("plugin", "--out", tmp_path / "no/such"): "such: cannot be written: No such file or directory",
+        ("plugin", "--out", tmp_path / "file/in"): "in: cannot be written: Not a directory",
+        ("plan", "--out", tmp_path / "new"): "--out is for plugin; example plan is printed: verl-fuse example plan >",
+        ("plugn",): "no example 'plugn' (did you mean 'plugin'?); allowed: workload, cluster, plan, plugin",
+    }
+    for arguments, message in refused.items():
+        assert run("example", *arguments) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_it_is_commented(kind: str):
     lines = text_of(kind).splitlines()

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.spec.prompts import Prediction
+from verl_fuse.testing import prompts as predicted
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import CROWD, TOKENS_ALONE, Line, assign
 
@@ -12,7 +13,7 @@ MEASURED = DecodeCost(0.02, 0.001)
 
 
 def prompts(*tokens, samples=4, spread=1.5):
-    return [Prompt(f"u{n}", f"k{n}", "math", samples, Prediction(t, t * spread)) for n, t in enumerate(tokens)]
+    return predicted(tokens, samples=samples, spread=spread)
 
 
 def contiguous(wanted, count, slots, cost):
@@ -43,7 +44,7 @@ def test_ranks_are_those_given_and_all_samples_of_a_prompt_go_together():
 
 
 def test_prompts_without_a_prediction_count_as_equally_long():
-    bare = [Prompt(f"u{n}", "k", "math", 8) for n in range(6)]
+    bare = predicted([None] * 6, samples=8)
     assert [len(run) for run in contiguous(bare, 3, 64, TOKENS_ALONE)] == [2, 2, 2]
 
 

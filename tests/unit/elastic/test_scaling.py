@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.spec.prompts import Prediction
+from verl_fuse.testing import prompts as predicted
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import Line
 from verl_fuse_elastic.scaling import CANDIDATES, Forecast, Terms, choose, forecasts
@@ -12,7 +13,7 @@ DECODE = DecodeCost(0.02, 0.001)
 
 
 def prompts(*tokens, samples=8):
-    return [Prompt(f"u{n}", f"k{n}", "math", samples, Prediction(t, t)) for n, t in enumerate(tokens)]
+    return predicted(tokens, samples=samples)
 
 
 def forecast(wanted, terms, running=0, released=False):

@@ -1,19 +1,21 @@
 from dataclasses import replace
 
-import pluggy
 import pytest
 
 from verl_fuse import hookspecs
 from verl_fuse.host.rollout.policy import PolicyGuard
-from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView, Sample
+from verl_fuse.spec.step import Migration, ReplicaView, Sample
+from verl_fuse.testing import hooks, lane, view
 
-LANE = LaneView("train", ("ref",), queued=0, multiple=2)
+LANE = lane(multiple=2)
 READY = tuple(Sample(f"g_{i}_0", "g", 4, 8) for i in range(4))
-VIEW = RolloutView(step=3, elapsed=1.0, expected=8, finished=4, groups=2, groups_finished=0, ready=READY, lanes=(LANE,))
+VIEW = view(READY, step=3, expected=8, lanes=[LANE])
 
 
 def guard(answer):
     class Plugin:
+        HOOK_API = hookspecs.HOOK_API
+
         @hookspecs.hookimpl
         def fuse_infer_next(self, view, lane):
             if isinstance(answer, Exception):
@@ -24,10 +26,7 @@ def guard(answer):
         def fuse_train_next(self, view, lane):
             return answer
 
-    manager = pluggy.PluginManager("verl_fuse")
-    manager.add_hookspecs(hookspecs)
-    manager.register(Plugin())
-    return PolicyGuard(manager.hook)
+    return PolicyGuard(hooks(Plugin))
 
 
 MIGRATING = replace(VIEW, replicas=tuple(ReplicaView(rank, 2, 8, routed=rank < 3) for rank in range(4)))
@@ -35,14 +34,13 @@ MIGRATING = replace(VIEW, replicas=tuple(ReplicaView(rank, 2, 8, routed=rank < 3
 
 def migration_guard(answer):
     class Plugin:
+        HOOK_API = hookspecs.HOOK_API
+
         @hookspecs.hookimpl
         def fuse_migration(self, view):
             return answer
 
-    manager = pluggy.PluginManager("verl_fuse")
-    manager.add_hookspecs(hookspecs)
-    manager.register(Plugin())
-    return PolicyGuard(manager.hook)
+    return PolicyGuard(hooks(Plugin))
 
 
 def test_a_good_migration_passes_through():

@@ -2,20 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from verl_fuse.spec.step import LaneView, RolloutView, Sample
+from verl_fuse.testing import lane, samples
+from verl_fuse.testing import view as seen
 from verl_fuse_interstage.config import InterstageConfig
 from verl_fuse_interstage.policy import next_micro_group
 
 
-def lane(queued=0, multiple=1):
-    return LaneView("train", ("old_log_prob", "ref"), queued=queued, multiple=multiple)
-
-
 def view(finished, ready, expected=32):
-    samples = tuple(Sample(f"g{i}_0_0", f"g{i}", 4, 8) for i in range(ready))
-    return RolloutView(
-        step=1, elapsed=0.0, expected=expected, finished=finished, groups=8, groups_finished=0, ready=samples, lanes=()
-    )
+    return seen(samples([8] * ready), finished=finished, expected=expected)
 
 
 def test_hands_out_the_oldest_ready_samples():
@@ -48,8 +42,7 @@ RELEASED = replace(lane(), released=True)
 
 
 def rollout(*lengths):
-    samples = tuple(Sample(f"g{i}_0_0", f"g{i}", 4, length) for i, length in enumerate(lengths))
-    return replace(view(4, ready=0), ready=samples)
+    return seen(samples(lengths), finished=max(4, len(lengths)), expected=max(32, len(lengths)))
 
 
 def test_released_devices_get_the_longest_samples_at_once():

@@ -2,29 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
+from verl_fuse.spec.step import Migration, ReplicaView
+from verl_fuse.testing import replicas
+from verl_fuse.testing import view as seen
 from verl_fuse_interstage.migration import Hindrances, Trigger, configured, hindrance, survivors, tail_migration
 
 
-def replicas(running, slots=8, routed=True, unmovable=()):
-    stuck = dict(enumerate(unmovable))
-    return tuple(
-        ReplicaView(rank, count, slots, routed, unmovable=stuck.get(rank, 0)) for rank, count in enumerate(running)
-    )
-
-
 def view(unfinished, replicas, expected=64):
-    return RolloutView(
-        step=1,
-        elapsed=9.0,
-        expected=expected,
-        finished=expected - unfinished,
-        groups=16,
-        groups_finished=0,
-        ready=(),
-        lanes=(),
-        replicas=replicas,
-    )
+    return seen(expected=expected, finished=expected - unfinished, replicas=replicas)
 
 
 @pytest.mark.parametrize(

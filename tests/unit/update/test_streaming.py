@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from verl_fuse import testing
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.contract import label
 from verl_fuse.spec.memory import RankMemory
@@ -47,11 +48,11 @@ def torch_version(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 def view(*lengths: tuple[str, int], each: int = 2) -> RolloutView:
     complete = tuple(Sample(f"{uid}_{n}_0", uid, 4, length - 4) for uid, length in lengths for n in range(each))
-    return RolloutView(1, 0.0, 16, 8, 8, 4, (), (), complete=complete)
+    return testing.view(complete=complete)
 
 
 def lane(queued: int = 0, released: bool = True) -> LaneView:
-    return LaneView("update 1", (), queued, 1, released)
+    return testing.lane(queued, released=released)
 
 
 def groups(keys) -> list[str]:
