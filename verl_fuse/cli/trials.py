@@ -4,15 +4,20 @@ Invariants (tests/unit/cli/test_trials.py):
 - a trial saves, validates and resumes nothing, in a folder of its own;
 - every ending but a signal to stop is an outcome; a failure has a reason;
 - the task is made before the first trial, and is in no trial's seconds;
+- rollouts are recorded by the first trial and replayed only where all its steps are there;
 - no process of a trial is alive afterwards.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
+
 from verl_fuse.cli import child, earlier
+from verl_fuse.cli.composition import compose
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.recipes import Recipe
 from verl_fuse.cli.report import read_metrics
@@ -20,7 +25,9 @@ from verl_fuse.cli.run import HOME_VARIABLE, PlannedRun, make_folder, plan, prep
 from verl_fuse.cli.screen import last_lines, split
 from verl_fuse.compare.run import RunMetrics
 from verl_fuse.errors import FuseError
-from verl_fuse.tune.search import Kind, Outcome
+from verl_fuse.spec.block import written
+from verl_fuse.tune.search import Request
+from verl_fuse.tune.trial import Kind, Outcome
 
 # Steps at the start of each trial that are not counted.
 WARM_UP = 1
@@ -49,15 +56,65 @@ _PEAK = "perf/max_memory_reserved_gb"
 _LONGEST = 300
 
 
-def planned(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, steps: int) -> PlannedRun:
-    """Plan trial `number` of `steps` steps after warm-up; a FuseError lists what is wrong with its overrides."""
-    name = f"{recipe.name}-tune/trial-{number:02d}"
-    own = (
-        f"trainer.total_training_steps={WARM_UP + steps}",
-        f"trainer.experiment_name={name}",
-        f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{name}",
+@dataclass(frozen=True)
+class Base:
+    """What is tuned: a name for folders, a function that returns the configuration with overrides, and one that plans a
+    run with overrides in a home; both raise a FuseError that lists what is wrong."""
+
+    name: str
+    compose: Callable[[Sequence[str]], DictConfig]
+    plan: Callable[[list[str], Path], PlannedRun]
+
+
+def base_of_recipe(recipe: Recipe, given: Sequence[str]) -> Base:
+    return Base(
+        recipe.name,
+        lambda changes: compose(recipe, [*given, *changes]),
+        lambda changes, home: plan(recipe, [*given, *changes], baseline=False, home=home),
     )
-    return plan(recipe, [*overrides, *TRIAL, *own], baseline=False, home=home)
+
+
+def folder_of(base: Base, home: Path) -> Path:
+    """Return the folder of all trials of a base."""
+    return home / f"{base.name}-tune"
+
+
+def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
+    """Plan trial `number`; a FuseError lists what is wrong with its overrides."""
+    folder, last = folder_of(base, home), WARM_UP + asked.steps
+    # The first trial records a rollout of each step; of a replay's steps the later ones repeat the last.
+    rollouts = (
+        f"skip.rollout_tq.enable={written(asked.replayed or number == 1)}",
+        f"skip.rollout_tq.steps=[{','.join(map(str, range(1, last + 1)))}]",
+        f"skip.rollout_tq.action={'repeat' if asked.replayed else 'cache'}",
+        f"skip.rollout_tq.dump_dir=${{oc.env:{HOME_VARIABLE}}}/{folder.name}/rollouts",
+    )
+    own = (
+        f"trainer.total_training_steps={last}",
+        # verl files recorded rollouts by it: one name for all trials.
+        f"trainer.experiment_name={folder.name}",
+        f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{folder.name}/trial-{number:02d}",
+    )
+    return base.plan([*asked.overrides, *TRIAL, *own, *rollouts], home)
+
+
+def has_recorded(base: Base, home: Path, steps: int) -> bool:
+    """Tell whether the first trial, of so many steps after warm-up, has recorded rollouts that can be replayed: those
+    of all its steps, without groups that are filtered and sampled anew."""
+    if OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable"):
+        return False
+    recorded = {file.parent.parent.name for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt")}
+    return recorded == {str(step) for step in range(1, WARM_UP + steps + 1)}
+
+
+def forget_rollouts(base: Base, home: Path) -> None:
+    """Remove recorded rollouts: the first trial of a search would replay those of an earlier one."""
+    if (folder := _rollouts(base, home)).exists():
+        shutil.rmtree(folder)
+
+
+def _rollouts(base: Base, home: Path) -> Path:
+    return folder_of(base, home) / "rollouts"
 
 
 def make_task(launch: PlannedRun) -> None:
@@ -74,11 +131,10 @@ def make_task(launch: PlannedRun) -> None:
         raise FuseError(f"making the task ended with exit code {ending.code}: {why} (log: {path})")
 
 
-def made(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, steps: int, limit: float) -> Outcome:
-    """Plan and make a trial, whose task is there, and which hangs after `limit` seconds; KeyboardInterrupt where it was
-    told to stop."""
+def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
+    """Plan and make a trial, whose task is there; KeyboardInterrupt where it was told to stop."""
     try:
-        return outcome(replace(planned(recipe, overrides, home, number, steps), prepare=None), limit)
+        return outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
     except FuseError as error:
         return Outcome("refused", reason=str(error))
 

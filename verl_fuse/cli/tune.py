@@ -13,17 +13,19 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from verl_fuse.cli import interrupt, prose, trials
-from verl_fuse.cli.composition import compose, key_of
+from verl_fuse.cli.composition import key_of
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.recipes import Recipe, find_recipe
+from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
 from verl_fuse.cli.tables import print_table
+from verl_fuse.cli.trials import Base
 from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.tune.answer import Answer, answer
-from verl_fuse.tune.search import Outcome, Overrides, Search, Trial
+from verl_fuse.tune.search import Request, Search
+from verl_fuse.tune.trial import Outcome, Overrides, Trial
 from verl_fuse.tune.wanted import COLUMNS, check, columns, wanted
 
 app = typer.Typer(add_completion=False)
@@ -62,29 +64,41 @@ def tune(
     """
     recipe, given, begun = find_recipe(name), overrides or [], time.monotonic()
     require_version()
-    first = check_request(recipe, given, budget, keys or [], allow or [], steps)
-    home = home_from(os.environ)
+    refuse_features(given)
+    base, home = trials.base_of_recipe(recipe, given), home_from(os.environ)
+    first = check_request(base, budget, keys or [], allow or [], steps)
     if first.prepare is not None:
         say("the task is made, if it is not there yet")
         trials.make_task(first)
 
-    def trial(changes: Overrides, steps: int, limit: float) -> Outcome:
+    def trial(asked: Request) -> Outcome:
         number = len(search.trials) + 1
-        say(f"trial {number}: {' '.join(changes) or 'the base'}")
-        found = trials.made(recipe, [*given, *changes], home, number, steps, limit)
+        replays = ", replayed" if asked.replayed else ""
+        say(f"trial {number}{replays}: {' '.join(asked.overrides) or 'the base'}")
+        found = trials.made(base, home, number, asked)
         say(f"trial {number}: {_result(found)}")
         return found
 
     @cache
     def candidates(changes: Overrides):
-        return wanted(compose(recipe, [*given, *changes]), keys or [], allow or [])
+        return wanted(base.compose(changes), keys or [], allow or [])
 
-    search = Search(candidates, trial, steps=steps, budget=60 * budget)
-    search.run()
+    search = Search(
+        candidates,
+        trial,
+        steps=steps,
+        budget=60 * budget,
+        replays=lambda: trials.has_recorded(base, home, steps),
+    )
+    trials.forget_rollouts(base, home)
+    try:
+        search.run()
+    finally:
+        trials.forget_rollouts(base, home)
     if not search.trials:
         raise typer.Exit(interrupt.CODE)
     if not search.trials[0].measured:
-        say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {home}/{name}-tune/trial-01)")
+        say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {trials.folder_of(base, home)}/trial-01)")
         raise typer.Exit(1)
     found, minutes = answer(search.trials, interrupted=search.interrupted), (time.monotonic() - begun) / 60
     if as_json:
@@ -93,18 +107,19 @@ def tune(
         _show(found, search.trials, minutes)
 
 
-def check_request(
-    recipe: Recipe, given: Sequence[str], budget: float, keys: Sequence[str], allow: Sequence[str], steps: int
-) -> PlannedRun:
+def refuse_features(given: Sequence[str]) -> None:
+    if features := [override for override in given if _OF_FUSE.match(override)]:
+        needs = "trials are in observe mode, which has no features: leave it out"
+        raise FuseError(*(f"{override}: {needs}" for override in features))
+
+
+def check_request(base: Base, budget: float, keys: Sequence[str], allow: Sequence[str], steps: int) -> PlannedRun:
     """Return the base's trial as planned. What cannot be served is refused before anything starts, by a FuseError that
     names it and what is allowed."""
     if not LEAST_BUDGET <= budget < math.inf:
         raise FuseError(f"--budget {budget:g}: needs {LEAST_BUDGET:g} minutes at least, for two trials")
-    if features := [override for override in given if _OF_FUSE.match(override)]:
-        needs = "trials are in observe mode, which has no features: leave it out"
-        raise FuseError(*(f"{override}: {needs}" for override in features))
-    check(compose(recipe, given), keys, allow)
-    return trials.planned(recipe, given, home_from(os.environ), 1, steps)
+    check(base.compose(()), keys, allow)
+    return trials.planned(base, home_from(os.environ), 1, Request((), steps, math.inf))
 
 
 def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, Any]:
@@ -126,6 +141,7 @@ def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, A
         "trials": [
             {
                 "overrides": trial.overrides,
+                "replayed": trial.replayed,
                 "predicted_seconds": None,
                 "seconds": trial.mean if trial.measured else None,
                 "outcome": trial.outcome.kind,
@@ -142,7 +158,7 @@ def _show(found: Answer, made: Sequence[Trial], minutes: float) -> None:
     table = Table(Column("trial", justify="right"), "changes", "seconds a step", "costs")
     for number, trial in enumerate(made, start=1):
         costs = {column for override in trial.overrides for column in columns(key_of(override))}
-        label = f"{number}, final" if trial.turn else f"{number}"
+        label = f"{number}{', final' if trial.turn else ', replayed' if trial.replayed else ''}"
         changes = escape("\n".join(trial.overrides)) or "the base"
         table.add_row(label, changes, escape(_result(trial.outcome)), _listed(costs))
     print_table(table)

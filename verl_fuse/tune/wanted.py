@@ -13,7 +13,7 @@ from verl_fuse.spec.block import nearest, written
 from verl_fuse.spec.composed import getter, is_legacy
 from verl_fuse.tune.candidates import Candidate, candidates, not_tried
 from verl_fuse.tune.setting import Setting
-from verl_fuse.tune.table import BY_KEY, TABLE
+from verl_fuse.tune.table import BY_KEY, setting_of
 
 # Columns of the table whose settings are tried on request.
 ALLOWED = ("cuts_mini_batches", "ends_resume")
@@ -36,7 +36,7 @@ def check(config: DictConfig, keys: Collection[str], allow: Collection[str]) -> 
 
 def columns(key: str) -> tuple[str, ...]:
     """Return what other values of a key cost: the columns that are true of its setting."""
-    setting = BY_KEY.get(key) or next((each for each in TABLE if key in each.together), None)
+    setting = setting_of(key)
     return () if setting is None else tuple(column for column in COLUMNS if getattr(setting, column))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from verl_fuse.cli import trials
 from verl_fuse.cli.main import main
-from verl_fuse.tune.search import Outcome
+from verl_fuse.tune.trial import Outcome
 
 pytest.importorskip("hydra")
 
@@ -29,8 +29,8 @@ def tuned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Runs the command with `trial` (overrides of the base -> Outcome) in place of runs: exit code, stdout, stderr."""
 
     def tuned(trial, *arguments: str) -> tuple[int, str, str]:
-        def made(recipe, overrides, home, number, steps, limit) -> Outcome:
-            return trial(tuple(overrides))
+        def made(base, home, number, asked) -> Outcome:
+            return trial(tuple(asked.overrides))
 
         monkeypatch.setattr(trials, "made", made)
         monkeypatch.setattr(trials, "make_task", lambda launch: None)
@@ -93,6 +93,7 @@ def test_json_is_one_object_on_stdout(tuned, documented_keys):
         *(
             {
                 "overrides": overrides,
+                "replayed": False,
                 "predicted_seconds": None,
                 "seconds": seconds,
                 "outcome": outcome,
