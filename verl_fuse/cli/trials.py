@@ -10,19 +10,18 @@ Invariants (tests/unit/cli/test_trials.py):
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from verl_fuse.cli import child, earlier
-from verl_fuse.cli.composition import compose
 from verl_fuse.cli.crash import cause
-from verl_fuse.cli.recipes import Recipe
 from verl_fuse.cli.report import read_metrics
-from verl_fuse.cli.run import HOME_VARIABLE, PlannedRun, make_folder, plan, prepare, train
+from verl_fuse.cli.run import HOME_VARIABLE, PlannedRun, make_folder, prepare, train
 from verl_fuse.cli.screen import last_lines, split
+from verl_fuse.cli.tuned import Base
 from verl_fuse.compare.run import RunMetrics
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import written
@@ -33,7 +32,6 @@ from verl_fuse.tune.trial import Kind, Outcome
 WARM_UP = 1
 # Observe mode alone: stock verl looks at its rollout every 2 s, which hides differences of short steps.
 TRIAL = (
-    "fuse=default",
     "fuse.preset=observe",
     "trainer.v1.trainer_mode=fuse",
     "trainer.resume_mode=disable",
@@ -54,24 +52,6 @@ _KILLED = 137
 _PEAK = "perf/max_memory_reserved_gb"
 # A reason is cut after so many characters.
 _LONGEST = 300
-
-
-@dataclass(frozen=True)
-class Base:
-    """What is tuned: a name for folders, a function that returns the configuration with overrides, and one that plans a
-    run with overrides in a home; both raise a FuseError that lists what is wrong."""
-
-    name: str
-    compose: Callable[[Sequence[str]], DictConfig]
-    plan: Callable[[list[str], Path], PlannedRun]
-
-
-def base_of_recipe(recipe: Recipe, given: Sequence[str]) -> Base:
-    return Base(
-        recipe.name,
-        lambda changes: compose(recipe, [*given, *changes]),
-        lambda changes, home: plan(recipe, [*given, *changes], baseline=False, home=home),
-    )
 
 
 def folder_of(base: Base, home: Path) -> Path:

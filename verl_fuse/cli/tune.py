@@ -1,4 +1,5 @@
-"""`verl-fuse tune NAME`: finds verl's own exact settings for a recipe, by short trials of real steps."""
+"""`verl-fuse tune NAME` or `tune -- ARGUMENTS`: finds verl's own exact settings for a recipe or a run of stock verl, by
+short trials of real steps."""
 
 import math
 import os
@@ -18,10 +19,11 @@ from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
 from verl_fuse.cli.tables import print_table
-from verl_fuse.cli.trials import Base
+from verl_fuse.cli.tuned import Base, are_arguments, base_of_arguments, base_of_recipe
 from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import SWITCH
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.tune.answer import Answer, answer
 from verl_fuse.tune.search import Request, Search
@@ -40,10 +42,13 @@ _OF_FUSE = re.compile(r"[+~]*fuse\b")
         "verl-fuse tune grpo-cpu --budget 15",
         "verl-fuse tune ppo-cpu actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 --steps 4 --json",
         "verl-fuse tune ppo-cpu --keys actor_rollout_ref.rollout.max_num_seqs --allow ends_resume",
+        "verl-fuse tune --budget 60 -- algorithm.adv_estimator=grpo data.train_files=train.parquet",
     )
 )
 def tune(
-    name: Annotated[str, typer.Argument(help="Name of the recipe (verl-fuse recipes).")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the recipe (verl-fuse recipes), or -- and main_ppo's arguments.")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Hydra overrides, as verl takes them.")] = None,
     budget: Annotated[float, typer.Option(metavar="MINUTES", help="No trial begins that would end later.")] = 15.0,
     allow: Annotated[
@@ -56,16 +61,16 @@ def tune(
     ] = 3,
     as_json: Json = False,
 ) -> None:
-    """Find faster settings of verl itself that train the same, by short trials of real steps of a recipe.
+    """Find faster settings of verl itself that train the same, by short trials of real steps of a recipe or, behind --,
+    of a run of stock verl.
 
     The base comes first, then one change at a time; what is faster is kept. The finalists and the base are measured
-    again, in turn. Trials are in the folders NAME-tune/trial-NN; the run's own folder is left as it is. Ctrl-C ends the
-    search with the best so far.
+    again, in turn. Trials are in the folders NAME-tune/trial-NN, for arguments main_ppo-tune/trial-NN; the run's own
+    folder is left as it is. Ctrl-C ends the search with the best so far.
     """
-    recipe, given, begun = find_recipe(name), overrides or [], time.monotonic()
+    begun = time.monotonic()
     require_version()
-    refuse_features(given)
-    base, home = trials.base_of_recipe(recipe, given), home_from(os.environ)
+    base, home = _base(name, overrides or []), home_from(os.environ)
     first = check_request(base, budget, keys or [], allow or [], steps)
     if first.prepare is not None:
         say("the task is made, if it is not there yet")
@@ -107,10 +112,13 @@ def tune(
         _show(found, search.trials, minutes)
 
 
-def refuse_features(given: Sequence[str]) -> None:
-    if features := [override for override in given if _OF_FUSE.match(override)]:
+def _base(name: str, overrides: list[str]) -> Base:
+    """Return the base that the command line names; features are refused."""
+    words = [name, *overrides]
+    if features := [word for word in words if _OF_FUSE.match(word) and word != SWITCH[0]]:
         needs = "trials are in observe mode, which has no features: leave it out"
-        raise FuseError(*(f"{override}: {needs}" for override in features))
+        raise FuseError(*(f"{word}: {needs}" for word in features))
+    return base_of_arguments(words) if are_arguments(words) else base_of_recipe(find_recipe(name), overrides)
 
 
 def check_request(base: Base, budget: float, keys: Sequence[str], allow: Sequence[str], steps: int) -> PlannedRun:

@@ -13,7 +13,8 @@ import pytest
 from verl_fuse.cli import child, trials
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import METRICS_PATH_VARIABLE, PlannedRun
-from verl_fuse.cli.trials import base_of_recipe, forget_rollouts, has_recorded, made, make_task, outcome, planned
+from verl_fuse.cli.trials import forget_rollouts, has_recorded, made, make_task, outcome, planned
+from verl_fuse.cli.tuned import base_of_recipe
 from verl_fuse.errors import FuseError
 from verl_fuse.tune.search import Request
 from verl_fuse.tune.trial import Outcome

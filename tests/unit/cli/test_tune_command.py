@@ -28,14 +28,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tuned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Runs the command with `trial` (overrides of the base -> Outcome) in place of runs: exit code, stdout, stderr."""
 
-    def tuned(trial, *arguments: str) -> tuple[int, str, str]:
+    def tuned(trial, *arguments: str, name: str = "grpo-cpu") -> tuple[int, str, str]:
         def made(base, home, number, asked) -> Outcome:
             return trial(tuple(asked.overrides))
 
         monkeypatch.setattr(trials, "made", made)
         monkeypatch.setattr(trials, "make_task", lambda launch: None)
         with pytest.raises(SystemExit) as end:
-            main(["tune", "grpo-cpu", *arguments])
+            main(["tune", name, *arguments])
         return end.value.code, *capsys.readouterr()
 
     return tuned
@@ -72,6 +72,40 @@ BASE = (f"{SEQS}=8", "--keys", SEQS)
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(tuned, home: Path, arguments, said: str):
     code, out, err = tuned(never, *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert list(home.iterdir()) == []
+
+
+OWN = (
+    f"{ROLLOUT}.name=vllm",
+    "algorithm.adv_estimator=grpo",
+    f"{ACTOR}.use_dynamic_bsz=true",
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz=true",
+    f"{SEQS}=8",
+)
+
+
+def test_a_run_of_one_s_own_is_tuned_by_its_arguments(tuned):
+    code, out, err = tuned(by_requests, SEQS, "--", *OWN, name="--keys")
+    assert code == 0, err
+    assert f"Overrides to paste:\n  {SEQS}=32\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            (*OWN, "trainer.v1.trainer_mode=colocate_async"),
+            "trainer.v1.trainer_mode=colocate_async: needs fuse or sync",
+        ),
+        ((*OWN, "fuse.preset=fast"), "fuse.preset=fast: trials are in observe mode"),
+        ((*OWN, "data.trian_files=x"), "there is no key data.trian_files"),
+        (OWN[:2], f"{ACTOR}.ppo_micro_batch_size_per_gpu=null: needs a whole number"),
+    ],
+)
+def test_arguments_that_cannot_be_served_are_refused_before_anything_starts(tuned, home: Path, arguments, said: str):
+    code, out, err = tuned(never, *arguments, name="--")
     assert (code, out) == (2, "")
     assert said in err
     assert list(home.iterdir()) == []
