@@ -25,6 +25,7 @@ from verl_fuse.cli.tuned import Base
 from verl_fuse.compare.run import RunMetrics
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import written
+from verl_fuse.spec.composed import ROLLOUT, getter
 from verl_fuse.tune.search import Request
 from verl_fuse.tune.trial import Kind, Outcome
 
@@ -50,6 +51,9 @@ _OUT_OF_MEMORY = re.compile(
 _KILLED = 137
 # verl logs it for each role.
 _PEAK = "perf/max_memory_reserved_gb"
+# Room for logs, metrics and timelines of all trials, and for what is recorded of a token: its ids, masks, positions and
+# log-probs, of 8 bytes each at most.
+LOGS_BYTES, TOKEN_BYTES = 256 * 2**20, 64
 # A reason is cut after so many characters.
 _LONGEST = 300
 
@@ -76,6 +80,18 @@ def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
         f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{folder.name}/trial-{number:02d}",
     )
     return base.plan([*asked.overrides, *TRIAL, *own, *rollouts], home)
+
+
+def check_disk(base: Base, home: Path, steps: int) -> None:
+    """Raise a FuseError unless the disk of the home has room for the logs of trials and for recorded rollouts."""
+    get = getter(base.compose(()))
+    rows = (get("data.train_batch_size") or 0) * (get(f"{ROLLOUT}.n") or 0)
+    tokens = rows * ((get("data.max_prompt_length") or 0) + (get("data.max_response_length") or 0))
+    needed = LOGS_BYTES + (WARM_UP + steps) * tokens * TOKEN_BYTES
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    if (free := shutil.disk_usage(there).free) < needed:
+        wants = f"trials need {needed / 2**20:.0f} for their logs and recorded rollouts"
+        raise FuseError(f"{there}: {free / 2**20:.0f} MiB are free, {wants}; ${HOME_VARIABLE} names another folder")
 
 
 def has_recorded(base: Base, home: Path, steps: int) -> bool:

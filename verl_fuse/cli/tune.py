@@ -106,6 +106,9 @@ def tune(
         say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {trials.folder_of(base, home)}/trial-01)")
         raise typer.Exit(1)
     found, minutes = answer(search.trials, interrupted=search.interrupted), (time.monotonic() - begun) / 60
+    if len(search.trials) == 1 and not search.interrupted:
+        took = search.trials[0].took / 60
+        say(f"--budget {budget:g} has no room for a second trial: the base's took {took:.1f} minutes")
     if as_json:
         print_json(as_dict(found, search.trials, minutes))
     else:
@@ -127,6 +130,7 @@ def check_request(base: Base, budget: float, keys: Sequence[str], allow: Sequenc
     if not LEAST_BUDGET <= budget < math.inf:
         raise FuseError(f"--budget {budget:g}: needs {LEAST_BUDGET:g} minutes at least, for two trials")
     check(base.compose(()), keys, allow)
+    trials.check_disk(base, home_from(os.environ), steps)
     return trials.planned(base, home_from(os.environ), 1, Request((), steps, math.inf))
 
 

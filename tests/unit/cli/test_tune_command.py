@@ -1,12 +1,16 @@
 """`verl-fuse tune`: what it refuses, prints and returns, with functions in place of runs."""
 
+import itertools
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from verl_fuse.cli import trials
+from verl_fuse.cli import trials, tune
 from verl_fuse.cli.main import main
+from verl_fuse.tune.search import Search
 from verl_fuse.tune.trial import Outcome
 
 pytest.importorskip("hydra")
@@ -75,6 +79,34 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(tuned, home: Pa
     assert (code, out) == (2, "")
     assert said in err
     assert list(home.iterdir()) == []
+
+
+def test_a_disk_without_room_is_refused_before_anything_starts(tuned, home: Path, monkeypatch):
+    monkeypatch.setattr(trials.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 2**40, 100 * 2**20))
+    code, _, err = tuned(never, *BASE)
+    assert code == 2
+    # Of four steps 64 rows of 256 tokens.
+    assert f"{home}: 100 MiB are free, trials need 260 for their logs and recorded rollouts" in err
+    assert list(home.iterdir()) == []
+    monkeypatch.setattr(trials.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 2**40, 261 * 2**20))
+    assert tuned(by_requests, *BASE)[0] == 0
+
+
+def test_a_base_whose_budget_is_below_the_longest_sequence_is_refused(tuned):
+    packed = (f"{ACTOR}.use_dynamic_bsz=true", f"{ROLLOUT}.log_prob_use_dynamic_bsz=true")
+    code, _, err = tuned(never, *BASE, *packed, f"{ACTOR}.ppo_max_token_len_per_gpu=255")
+    assert code == 2
+    assert f"{ACTOR}.ppo_max_token_len_per_gpu=255: needs 256 or more" in err
+
+
+def test_a_budget_that_the_base_s_trial_uses_up_is_named(tuned, monkeypatch):
+    # Seconds from one look at the clock to the next.
+    clock = itertools.count(0.0, 70.0)
+    monkeypatch.setattr(tune, "Search", partial(Search, clock=lambda: next(clock)))
+    code, out, err = tuned(by_requests, *BASE, "--budget", "2")
+    assert code == 0
+    assert "--budget 2 has no room for a second trial: the base's took 1.2 minutes" in err
+    assert "Verdict: nothing better than what you have: the base alone was tried." in out
 
 
 OWN = (
