@@ -120,8 +120,6 @@ def home_from(environment: Mapping[str, str]) -> Path:
 def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> PlannedRun:
     """Plan the run, with every check that is possible before anything is started; a FuseError lists every problem."""
     chosen = [f"trainer.experiment_name={recipe.name}-baseline", *BASELINE, *overrides] if baseline else overrides
-    # The recipes read the variable through oc.env.
-    os.environ[HOME_VARIABLE] = str(home)
     config, problems = compose_what_fits(recipe, chosen)
     return planned(config, problems, ["--config-path", str(recipe.folder), "--config-name", "config", *chosen], home)
 
@@ -129,6 +127,8 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
 def planned(config: DictConfig, problems: list[str], arguments: Sequence[str], home: Path) -> PlannedRun:
     """Plan the run of a composed configuration, which `arguments` of main_ppo compose to; a FuseError lists `problems`
     and every other one."""
+    # The recipes read the variable through oc.env, and so do trials of `tune`.
+    os.environ[HOME_VARIABLE] = str(home)
     run_dir = Path(select_path(config, "trainer.default_local_dir")).absolute()
     # Unbuffered output: a line is shown when it is printed, not when a buffer is full.
     environment = {

@@ -45,6 +45,15 @@ def test_arguments_compose_to_what_their_command_trains_with(home: Path):
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "base", [lambda: base_of_arguments(WORDS), lambda: base_of_recipe(find_recipe("grpo-cpu"), ())]
+)
+def test_the_home_needs_no_variable(base, tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("VERL_FUSE_HOME")
+    launch = trials.planned(base(), tmp_path / "runs", 1, Request((), 3, 60.0))
+    assert launch.run_dir.parent.parent == tmp_path / "runs"
+
+
 def test_a_configuration_of_one_s_own_is_named_from_any_folder(home: Path, monkeypatch):
     mine = home / "mine.yaml"
     mine.write_text(
