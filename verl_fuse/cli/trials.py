@@ -1,7 +1,7 @@
 """Makes the trials of `verl-fuse tune`: short runs of a recipe in observe mode, and what became of each.
 
 Invariants (tests/unit/cli/test_trials.py):
-- a trial saves, validates and resumes nothing, in a folder of its own;
+- a trial saves and validates nothing, and resumes nothing but a checkpoint that is named, in a folder of its own;
 - every ending but a signal to stop is an outcome; a failure has a reason;
 - the task is made before the first trial, and is in no trial's seconds;
 - rollouts are recorded by the first trial and replayed only where all its steps are there;
@@ -65,21 +65,27 @@ def folder_of(base: Base, home: Path) -> Path:
 
 def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
     """Plan trial `number`; a FuseError lists what is wrong with its overrides."""
-    folder, last = folder_of(base, home), WARM_UP + asked.steps
+    folder, steps = folder_of(base, home), base.first_steps(WARM_UP + asked.steps)
     # The first trial records a rollout of each step; of a replay's steps the later ones repeat the last.
     rollouts = (
         f"skip.rollout_tq.enable={written(asked.replayed or number == 1)}",
-        f"skip.rollout_tq.steps=[{','.join(map(str, range(1, last + 1)))}]",
+        f"skip.rollout_tq.steps=[{','.join(map(str, steps))}]",
         f"skip.rollout_tq.action={'repeat' if asked.replayed else 'cache'}",
         f"skip.rollout_tq.dump_dir=${{oc.env:{HOME_VARIABLE}}}/{folder.name}/rollouts",
     )
     own = (
-        f"trainer.total_training_steps={last}",
+        f"trainer.total_training_steps={steps[-1]}",
         # verl files recorded rollouts by it: one name for all trials.
         f"trainer.experiment_name={folder.name}",
         f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{folder.name}/trial-{number:02d}",
     )
-    return base.plan([*asked.overrides, *TRIAL, *own, *rollouts], home)
+    # verl can delete what it has read.
+    resumed = (
+        "trainer.resume_mode=resume_path",
+        f"trainer.resume_from_path='{base.checkpoint}'",
+        "trainer.del_local_ckpt_after_load=false",
+    )
+    return base.plan([*asked.overrides, *TRIAL, *(resumed if base.checkpoint else ()), *own, *rollouts], home)
 
 
 def check_disk(base: Base, home: Path, steps: int) -> None:
@@ -100,7 +106,7 @@ def has_recorded(base: Base, home: Path, steps: int) -> bool:
     if OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable"):
         return False
     recorded = {file.parent.parent.name for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt")}
-    return recorded == {str(step) for step in range(1, WARM_UP + steps + 1)}
+    return recorded == {*map(str, base.first_steps(WARM_UP + steps))}
 
 
 def forget_rollouts(base: Base, home: Path) -> None:

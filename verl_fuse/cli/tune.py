@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
 from verl_fuse.cli.tables import print_table
-from verl_fuse.cli.tuned import Base, are_arguments, base_of_arguments, base_of_recipe
+from verl_fuse.cli.tuned import Base, are_arguments, base_of_arguments, base_of_recipe, beginning_at
 from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
 from verl_fuse.errors import FuseError
@@ -59,6 +60,10 @@ def tune(
     steps: Annotated[
         int, typer.Option(min=2, help="Steps of a trial after one of warm-up; the finals take twice.")
     ] = 3,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Begin trials with the weights of this global_step_N, which is only read."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find faster settings of verl itself that train the same, by short trials of real steps of a recipe or, behind --,
@@ -71,6 +76,10 @@ def tune(
     begun = time.monotonic()
     require_version()
     base, home = _base(name, overrides or []), home_from(os.environ)
+    if checkpoint is not None:
+        if "ends_resume" in (allow or []):
+            raise FuseError("--allow ends_resume: not with --checkpoint, which its values cannot read")
+        base = beginning_at(base, checkpoint)
     first = check_request(base, budget, keys or [], allow or [], steps)
     if first.prepare is not None:
         say("the task is made, if it is not there yet")

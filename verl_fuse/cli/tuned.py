@@ -2,11 +2,11 @@
 
 Invariants (tests/unit/cli/test_tuned.py):
 - a base composes to what its command trains with, whatever is overridden;
-- nothing is written into the folder that the arguments name, nor into the working directory.
+- nothing is written into the folder that the arguments name, nor into the working directory, nor into a checkpoint.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -17,6 +17,7 @@ from verl_fuse.cli.recipes import Recipe
 from verl_fuse.cli.run import PlannedRun, plan, planned
 from verl_fuse.cli.shell import TRAINER, launch_of
 from verl_fuse.errors import FuseError
+from verl_fuse.host.upstream.checkpoints import STEP_FOLDER, step_of
 
 _OWN = "+fuse=default"
 # Hydra's own folder would be in the working directory.
@@ -26,11 +27,27 @@ _HYDRA = "hydra.run.dir=${trainer.default_local_dir}/hydra"
 @dataclass(frozen=True)
 class Base:
     """A name for folders, a function that returns the configuration with overrides, and one that plans a run with
-    overrides in a home; both raise a FuseError that lists what is wrong."""
+    overrides in a home; both raise a FuseError that lists what is wrong. Trials begin after step `start` of the folder
+    `checkpoint` (None: from the model)."""
 
     name: str
     compose: Callable[[Sequence[str]], DictConfig]
     plan: Callable[[list[str], Path], PlannedRun]
+    start: int = 0
+    checkpoint: Path | None = None
+
+    def first_steps(self, number: int) -> range:
+        """Return so many steps after the start."""
+        return range(self.start + 1, self.start + number + 1)
+
+
+def beginning_at(base: Base, checkpoint: Path) -> Base:
+    """Return a base whose trials begin with the weights of a checkpoint of verl, which they read and never write; a
+    FuseError tells why the folder is none."""
+    step, folder = step_of(checkpoint.name), checkpoint.absolute()
+    if step is None or not (folder / "actor").is_dir():
+        raise FuseError(f"--checkpoint {checkpoint}: needs a folder {STEP_FOLDER}N of a run, with actor/ in it")
+    return replace(base, start=step, checkpoint=folder)
 
 
 def base_of_recipe(recipe: Recipe, given: Sequence[str]) -> Base:

@@ -72,6 +72,8 @@ BASE = (f"{SEQS}=8", "--keys", SEQS)
         (("~fuse",), "~fuse: trials are in observe mode"),
         (("data.trian_files=x",), "there is no key data.trian_files"),
         (("--steps", "1"), "--steps"),
+        (("--checkpoint", "nowhere"), "--checkpoint nowhere: needs a folder global_step_N"),
+        (("--checkpoint", "x", "--allow", "ends_resume"), "--allow ends_resume: not with --checkpoint"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(tuned, home: Path, arguments, said: str):

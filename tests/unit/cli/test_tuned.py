@@ -6,7 +6,7 @@ import pytest
 
 from verl_fuse.cli import trials
 from verl_fuse.cli.recipes import find_recipe
-from verl_fuse.cli.tuned import are_arguments, base_of_arguments, base_of_recipe
+from verl_fuse.cli.tuned import are_arguments, base_of_arguments, base_of_recipe, beginning_at
 from verl_fuse.errors import FuseError
 from verl_fuse.tune.search import Request
 
@@ -82,3 +82,27 @@ def test_what_verl_would_refuse_is_refused(words: list[str], said: str):
 
 def test_a_recipe_s_own_features_are_off():
     assert base_of_recipe(find_recipe("dapo-cpu"), ()).compose(()).fuse.interstage.enabled is None
+
+
+def test_trials_begin_after_the_step_of_a_checkpoint_and_only_read_it(home: Path):
+    folder = home / "mine" / "global_step_40"
+    (folder / "actor").mkdir(parents=True)
+    base = beginning_at(base_of_recipe(find_recipe("grpo-cpu"), ("trainer.del_local_ckpt_after_load=true",)), folder)
+    config = trials.planned(base, home, 1, Request((), 3, 60.0)).config
+    trainer = config.trainer
+    assert (trainer.resume_mode, trainer.resume_from_path) == ("resume_path", str(folder))
+    assert (trainer.total_training_steps, trainer.del_local_ckpt_after_load) == (44, False)
+    assert config.skip.rollout_tq.steps == [41, 42, 43, 44]
+    for step in config.skip.rollout_tq.steps:
+        assert not trials.has_recorded(base, home, 3)
+        dump = home / f"grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/{step}/0"
+        dump.mkdir(parents=True)
+        (dump / "tq_batch.pt").touch()
+    assert trials.has_recorded(base, home, 3)
+
+
+@pytest.mark.parametrize("folder", ["global_step_7", "global_step_x", "mine"])
+def test_a_folder_that_is_no_checkpoint_is_refused(home: Path, folder: str):
+    (home / "mine" / "actor").mkdir(parents=True)
+    with pytest.raises(FuseError, match=f"--checkpoint .*{folder}: needs a folder global_step_N of a run, with actor/"):
+        beginning_at(base_of_recipe(find_recipe("grpo-cpu"), ()), home / folder)
