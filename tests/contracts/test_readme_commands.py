@@ -21,7 +21,7 @@ from verl_fuse.cli.main import GROUPS, SUBCOMMANDS
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import plan
 from verl_fuse.timeline.files import record_step
-from verl_fuse.tune.search import Outcome
+from verl_fuse.tune.trial import Outcome
 
 REPO = Path(__file__).resolve().parents[2]
 sys.path.extend(str(REPO / "tests/unit" / folder) for folder in ("compare", "timeline"))

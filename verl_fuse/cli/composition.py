@@ -62,7 +62,12 @@ def compose_what_fits(recipe: Recipe, overrides: Sequence[str]) -> tuple[DictCon
     """Return the configuration with all overrides of keys that exist, and a problem for each other override; a
     FuseError tells any other fault."""
     paths = OmegaConf.select(OmegaConf.load(recipe.folder / CONFIG), "hydra.searchpath")
-    found = composed(Source(recipe.folder, CONFIG, tuple(paths), f"recipe {recipe.name}"), overrides)
+    return what_fits(Source(recipe.folder, CONFIG, tuple(paths), f"recipe {recipe.name}"), overrides)
+
+
+def what_fits(source: Source, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """Return the configuration of a source like `compose_what_fits`."""
+    found = composed(source, overrides)
     problems = [_no_such_key(found.config, override) for override in found.unknown]
     return found.config, [*problems, *(f"{override}: {why}" for override, why in found.faulty.items())]
 

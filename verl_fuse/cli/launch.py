@@ -36,7 +36,7 @@ _BESIDE_VERL = ("defaults", "hydra", "fuse", "recipe")
 class Run:
     """A launched run: its configuration, the arguments as verl gets them, keys that this verl does not have, arguments
     that Hydra refuses with the reason, sentences on what was read, and what the script does not tell, with the keys
-    that it concerns."""
+    that it concerns; of a command the primary configuration, and Hydra's options that name it from any folder."""
 
     config: DictConfig
     arguments: tuple[str, ...]
@@ -44,6 +44,8 @@ class Run:
     faulty: dict[str, str]
     notes: list[str] = field(default_factory=list)
     unset: dict[str, list[str]] | None = None
+    source: Source | None = None
+    options: tuple[str, ...] = ()
 
 
 def read_run(arguments: Sequence[str], script: Path | None) -> Run:
@@ -77,6 +79,7 @@ def _composed(launch: Launch, script: Path | None) -> Run:
     source = _source(options, script, launch.trainer)
     found = _with_fuse(source, [word for word in told if word not in faulty])
     run = Run(found.config, tuple(words), list(map(key_of, found.unknown)), faulty | found.faulty, notes)
+    run.source, run.options = source, tuple(_named(options, source))
     unset: dict[str, list[str]] = {}
     for word in words:
         key = shown(key_of(word)) if "=" in word else ""
@@ -193,6 +196,16 @@ def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         elif not word.startswith("-"):
             rest.append(word)
     return options, rest
+
+
+def _named(options: Mapping[str, str], source: Source) -> Iterator[str]:
+    for name, value in options.items():
+        if name in _PATH:
+            yield from (name, str(source.folder))
+        elif name in _NAME:
+            yield from (name, source.name)
+        elif name in _DIRECTORY:
+            yield from (name, str(Path(value).absolute()))
 
 
 def _source(options: Mapping[str, str], script: Path | None, trainer: str) -> Source:

@@ -5,7 +5,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from verl_fuse.cli.output import examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import METRICS_FILE, print_summary, read_metrics
 from verl_fuse.cli.screen import Tail, last_lines
+from verl_fuse.cli.shell import TRAINER
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.data_rows import row_refusals
@@ -121,9 +122,15 @@ def home_from(environment: Mapping[str, str]) -> Path:
 def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> PlannedRun:
     """Plan the run, with every check that is possible before anything is started; a FuseError lists every problem."""
     chosen = [f"trainer.experiment_name={recipe.name}-baseline", *BASELINE, *overrides] if baseline else overrides
-    # The recipes read the variable through oc.env.
-    os.environ[HOME_VARIABLE] = str(home)
     config, problems = compose_what_fits(recipe, chosen)
+    return planned(config, problems, ["--config-path", str(recipe.folder), "--config-name", "config", *chosen], home)
+
+
+def planned(config: DictConfig, problems: list[str], arguments: Sequence[str], home: Path) -> PlannedRun:
+    """Plan the run of a composed configuration, which `arguments` of main_ppo compose to; a FuseError lists `problems`
+    and every other one."""
+    # The recipes read the variable through oc.env, and so do trials of `tune`.
+    os.environ[HOME_VARIABLE] = str(home)
     run_dir = Path(select_path(config, "trainer.default_local_dir")).absolute()
     # Unbuffered output: a line is shown when it is printed, not when a buffer is full.
     environment = {
@@ -144,16 +151,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
     found, notes = problems_of(config, {**environment, **os.environ})
     if problems := [*problems, *found]:
         raise FuseError(*problems)
-    command = (
-        sys.executable,
-        "-m",
-        "verl.trainer.main_ppo",
-        "--config-path",
-        str(recipe.folder),
-        "--config-name",
-        "config",
-        *chosen,
-    )
+    command = (sys.executable, "-m", TRAINER, *arguments)
     resumed = earlier.resumed_step(config, run_dir)
     auto = select(config, "trainer.resume_mode") == "auto"
     going_on = "the same command" if auto else "the same command with trainer.resume_mode=auto"

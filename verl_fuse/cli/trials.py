@@ -1,32 +1,40 @@
 """Makes the trials of `verl-fuse tune`: short runs of a recipe in observe mode, and what became of each.
 
 Invariants (tests/unit/cli/test_trials.py):
-- a trial saves, validates and resumes nothing, in a folder of its own;
+- a trial saves and validates nothing, and resumes nothing but a checkpoint that is named, in a folder of its own;
 - every ending but a signal to stop is an outcome; a failure has a reason;
 - the task is made before the first trial, and is in no trial's seconds;
+- rollouts are recorded by the first trial and replayed only where all its steps are there;
 - no process of a trial is alive afterwards.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from verl_fuse.cli import child, earlier
 from verl_fuse.cli.crash import cause
-from verl_fuse.cli.recipes import Recipe
 from verl_fuse.cli.report import read_metrics
-from verl_fuse.cli.run import HOME_VARIABLE, OBSERVE, PlannedRun, make_folder, plan, prepare, train
+from verl_fuse.cli.run import HOME_VARIABLE, PlannedRun, make_folder, prepare, train
 from verl_fuse.cli.screen import last_lines, split
+from verl_fuse.cli.tuned import Base
 from verl_fuse.compare.run import RunMetrics
 from verl_fuse.errors import FuseError
-from verl_fuse.tune.search import Kind, Outcome
+from verl_fuse.spec.block import written
+from verl_fuse.spec.composed import ROLLOUT, getter
+from verl_fuse.tune.search import Request
+from verl_fuse.tune.trial import Kind, Outcome
 
 # Steps at the start of each trial that are not counted.
 WARM_UP = 1
 # Observe mode alone: stock verl looks at its rollout every 2 s, which hides differences of short steps.
 TRIAL = (
-    *OBSERVE,
+    "fuse.preset=observe",
+    "trainer.v1.trainer_mode=fuse",
     "trainer.resume_mode=disable",
     "trainer.save_freq=-1",
     "trainer.test_freq=-1",
@@ -43,19 +51,72 @@ _OUT_OF_MEMORY = re.compile(
 _KILLED = 137
 # verl logs it for each role.
 _PEAK = "perf/max_memory_reserved_gb"
+# Room for logs, metrics and timelines of all trials, and for what is recorded of a token: its ids, masks, positions and
+# log-probs, of 8 bytes each at most.
+LOGS_BYTES, TOKEN_BYTES = 256 * 2**20, 64
 # A reason is cut after so many characters.
 _LONGEST = 300
 
 
-def planned(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, steps: int) -> PlannedRun:
-    """Plan trial `number` of `steps` steps after warm-up; a FuseError lists what is wrong with its overrides."""
-    name = f"{recipe.name}-tune/trial-{number:02d}"
-    own = (
-        f"trainer.total_training_steps={WARM_UP + steps}",
-        f"trainer.experiment_name={name}",
-        f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{name}",
+def folder_of(base: Base, home: Path) -> Path:
+    """Return the folder of all trials of a base."""
+    return home / f"{base.name}-tune"
+
+
+def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
+    """Plan trial `number`; a FuseError lists what is wrong with its overrides."""
+    folder, steps = folder_of(base, home), base.first_steps(WARM_UP + asked.steps)
+    # The first trial records a rollout of each step; of a replay's steps the later ones repeat the last.
+    rollouts = (
+        f"skip.rollout_tq.enable={written(asked.replayed or number == 1)}",
+        f"skip.rollout_tq.steps=[{','.join(map(str, steps))}]",
+        f"skip.rollout_tq.action={'repeat' if asked.replayed else 'cache'}",
+        f"skip.rollout_tq.dump_dir=${{oc.env:{HOME_VARIABLE}}}/{folder.name}/rollouts",
     )
-    return plan(recipe, [*overrides, *TRIAL, *own], baseline=False, home=home)
+    own = (
+        f"trainer.total_training_steps={steps[-1]}",
+        # verl files recorded rollouts by it: one name for all trials.
+        f"trainer.experiment_name={folder.name}",
+        f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{folder.name}/trial-{number:02d}",
+    )
+    # verl can delete what it has read.
+    resumed = (
+        "trainer.resume_mode=resume_path",
+        f"trainer.resume_from_path='{base.checkpoint}'",
+        "trainer.del_local_ckpt_after_load=false",
+    )
+    return base.plan([*asked.overrides, *TRIAL, *(resumed if base.checkpoint else ()), *own, *rollouts], home)
+
+
+def check_disk(base: Base, home: Path, steps: int) -> None:
+    """Raise a FuseError unless the disk of the home has room for the logs of trials and for recorded rollouts."""
+    get = getter(base.compose(()))
+    rows = (get("data.train_batch_size") or 0) * (get(f"{ROLLOUT}.n") or 0)
+    tokens = rows * ((get("data.max_prompt_length") or 0) + (get("data.max_response_length") or 0))
+    needed = LOGS_BYTES + (WARM_UP + steps) * tokens * TOKEN_BYTES
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    if (free := shutil.disk_usage(there).free) < needed:
+        wants = f"trials need {needed / 2**20:.0f} for their logs and recorded rollouts"
+        raise FuseError(f"{there}: {free / 2**20:.0f} MiB are free, {wants}; ${HOME_VARIABLE} names another folder")
+
+
+def has_recorded(base: Base, home: Path, steps: int) -> bool:
+    """Tell whether the first trial, of so many steps after warm-up, has recorded rollouts that can be replayed: those
+    of all its steps, without groups that are filtered and sampled anew."""
+    if OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable"):
+        return False
+    recorded = {file.parent.parent.name for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt")}
+    return recorded == {*map(str, base.first_steps(WARM_UP + steps))}
+
+
+def forget_rollouts(base: Base, home: Path) -> None:
+    """Remove recorded rollouts: the first trial of a search would replay those of an earlier one."""
+    if (folder := _rollouts(base, home)).exists():
+        shutil.rmtree(folder)
+
+
+def _rollouts(base: Base, home: Path) -> Path:
+    return folder_of(base, home) / "rollouts"
 
 
 def make_task(launch: PlannedRun) -> None:
@@ -72,11 +133,10 @@ def make_task(launch: PlannedRun) -> None:
         raise FuseError(f"making the task ended with exit code {ending.code}: {why} (log: {path})")
 
 
-def made(recipe: Recipe, overrides: Sequence[str], home: Path, number: int, steps: int, limit: float) -> Outcome:
-    """Plan and make a trial, whose task is there, and which hangs after `limit` seconds; KeyboardInterrupt where it was
-    told to stop."""
+def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
+    """Plan and make a trial, whose task is there; KeyboardInterrupt where it was told to stop."""
     try:
-        return outcome(replace(planned(recipe, overrides, home, number, steps), prepare=None), limit)
+        return outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
     except FuseError as error:
         return Outcome("refused", reason=str(error))
 

@@ -1,4 +1,5 @@
-"""`verl-fuse tune NAME`: finds verl's own exact settings for a recipe, by short trials of real steps."""
+"""`verl-fuse tune NAME` or `tune -- ARGUMENTS`: finds verl's own exact settings for a recipe or a run of stock verl, by
+short trials of real steps."""
 
 import math
 import os
@@ -6,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,18 +15,21 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from verl_fuse.cli import interrupt, prose, trials
-from verl_fuse.cli.composition import compose, key_of
+from verl_fuse.cli.composition import key_of
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.recipes import Recipe, find_recipe
+from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
 from verl_fuse.cli.tables import print_table
+from verl_fuse.cli.tuned import Base, are_arguments, base_of_arguments, base_of_recipe, beginning_at
 from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import SWITCH
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.switch import require_on
 from verl_fuse.tune.answer import Answer, answer
-from verl_fuse.tune.search import Outcome, Overrides, Search, Trial
+from verl_fuse.tune.search import Request, Search
+from verl_fuse.tune.trial import Outcome, Overrides, Trial
 from verl_fuse.tune.wanted import COLUMNS, check, columns, wanted
 
 app = typer.Typer(add_completion=False)
@@ -39,10 +44,13 @@ _OF_FUSE = re.compile(r"[+~]*fuse\b")
         "verl-fuse tune grpo-cpu --budget 15",
         "verl-fuse tune ppo-cpu actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 --steps 4 --json",
         "verl-fuse tune ppo-cpu --keys actor_rollout_ref.rollout.max_num_seqs --allow ends_resume",
+        "verl-fuse tune --budget 60 -- algorithm.adv_estimator=grpo data.train_files=train.parquet",
     )
 )
 def tune(
-    name: Annotated[str, typer.Argument(help="Name of the recipe (verl-fuse recipes).")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the recipe (verl-fuse recipes), or -- and main_ppo's arguments.")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Hydra overrides, as verl takes them.")] = None,
     budget: Annotated[float, typer.Option(metavar="MINUTES", help="No trial begins that would end later.")] = 15.0,
     allow: Annotated[
@@ -53,60 +61,88 @@ def tune(
     steps: Annotated[
         int, typer.Option(min=2, help="Steps of a trial after one of warm-up; the finals take twice.")
     ] = 3,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Begin trials with the weights of this global_step_N, which is only read."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Find faster settings of verl itself that train the same, by short trials of real steps of a recipe.
+    """Find faster settings of verl itself that train the same, by short trials of real steps of a recipe or, behind --,
+    of a run of stock verl.
 
     The base comes first, then one change at a time; what is faster is kept. The finalists and the base are measured
-    again, in turn. Trials are in the folders NAME-tune/trial-NN; the run's own folder is left as it is. Ctrl-C ends the
-    search with the best so far.
+    again, in turn. Trials are in the folders NAME-tune/trial-NN, for arguments main_ppo-tune/trial-NN; the run's own
+    folder is left as it is. Ctrl-C ends the search with the best so far.
     """
-    recipe, given, begun = find_recipe(name), overrides or [], time.monotonic()
+    begun = time.monotonic()
     require_version()
     require_on("a trial needs the timeline of observe mode")
-    first = check_request(recipe, given, budget, keys or [], allow or [], steps)
-    home = home_from(os.environ)
+    base, home = _base(name, overrides or []), home_from(os.environ)
+    if checkpoint is not None:
+        if "ends_resume" in (allow or []):
+            raise FuseError("--allow ends_resume: not with --checkpoint, which its values cannot read")
+        base = beginning_at(base, checkpoint)
+    first = check_request(base, budget, keys or [], allow or [], steps)
     if first.prepare is not None:
         say("the task is made, if it is not there yet")
         trials.make_task(first)
 
-    def trial(changes: Overrides, steps: int, limit: float) -> Outcome:
+    def trial(asked: Request) -> Outcome:
         number = len(search.trials) + 1
-        say(f"trial {number}: {' '.join(changes) or 'the base'}")
-        found = trials.made(recipe, [*given, *changes], home, number, steps, limit)
+        replays = ", replayed" if asked.replayed else ""
+        say(f"trial {number}{replays}: {' '.join(asked.overrides) or 'the base'}")
+        found = trials.made(base, home, number, asked)
         say(f"trial {number}: {_result(found)}")
         return found
 
     @cache
     def candidates(changes: Overrides):
-        return wanted(compose(recipe, [*given, *changes]), keys or [], allow or [])
+        return wanted(base.compose(changes), keys or [], allow or [])
 
-    search = Search(candidates, trial, steps=steps, budget=60 * budget)
-    search.run()
+    search = Search(
+        candidates,
+        trial,
+        steps=steps,
+        budget=60 * budget,
+        replays=lambda: trials.has_recorded(base, home, steps),
+    )
+    trials.forget_rollouts(base, home)
+    try:
+        search.run()
+    finally:
+        trials.forget_rollouts(base, home)
     if not search.trials:
         raise typer.Exit(interrupt.CODE)
     if not search.trials[0].measured:
-        say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {home}/{name}-tune/trial-01)")
+        say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {trials.folder_of(base, home)}/trial-01)")
         raise typer.Exit(1)
     found, minutes = answer(search.trials, interrupted=search.interrupted), (time.monotonic() - begun) / 60
+    if len(search.trials) == 1 and not search.interrupted:
+        took = search.trials[0].took / 60
+        say(f"--budget {budget:g} has no room for a second trial: the base's took {took:.1f} minutes")
     if as_json:
         print_json(as_dict(found, search.trials, minutes))
     else:
         _show(found, search.trials, minutes)
 
 
-def check_request(
-    recipe: Recipe, given: Sequence[str], budget: float, keys: Sequence[str], allow: Sequence[str], steps: int
-) -> PlannedRun:
+def _base(name: str, overrides: list[str]) -> Base:
+    """Return the base that the command line names; features are refused."""
+    words = [name, *overrides]
+    if features := [word for word in words if _OF_FUSE.match(word) and word != SWITCH[0]]:
+        needs = "trials are in observe mode, which has no features: leave it out"
+        raise FuseError(*(f"{word}: {needs}" for word in features))
+    return base_of_arguments(words) if are_arguments(words) else base_of_recipe(find_recipe(name), overrides)
+
+
+def check_request(base: Base, budget: float, keys: Sequence[str], allow: Sequence[str], steps: int) -> PlannedRun:
     """Return the base's trial as planned. What cannot be served is refused before anything starts, by a FuseError that
     names it and what is allowed."""
     if not LEAST_BUDGET <= budget < math.inf:
         raise FuseError(f"--budget {budget:g}: needs {LEAST_BUDGET:g} minutes at least, for two trials")
-    if features := [override for override in given if _OF_FUSE.match(override)]:
-        needs = "trials are in observe mode, which has no features: leave it out"
-        raise FuseError(*(f"{override}: {needs}" for override in features))
-    check(compose(recipe, given), keys, allow)
-    return trials.planned(recipe, given, home_from(os.environ), 1, steps)
+    check(base.compose(()), keys, allow)
+    trials.check_disk(base, home_from(os.environ), steps)
+    return trials.planned(base, home_from(os.environ), 1, Request((), steps, math.inf))
 
 
 def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, Any]:
@@ -128,6 +164,7 @@ def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, A
         "trials": [
             {
                 "overrides": trial.overrides,
+                "replayed": trial.replayed,
                 "predicted_seconds": None,
                 "seconds": trial.mean if trial.measured else None,
                 "outcome": trial.outcome.kind,
@@ -144,7 +181,7 @@ def _show(found: Answer, made: Sequence[Trial], minutes: float) -> None:
     table = Table(Column("trial", justify="right"), "changes", "seconds a step", "costs")
     for number, trial in enumerate(made, start=1):
         costs = {column for override in trial.overrides for column in columns(key_of(override))}
-        label = f"{number}, final" if trial.turn else f"{number}"
+        label = f"{number}{', final' if trial.turn else ', replayed' if trial.replayed else ''}"
         changes = escape("\n".join(trial.overrides)) or "the base"
         table.add_row(label, changes, escape(_result(trial.outcome)), _listed(costs))
     print_table(table)

@@ -2,16 +2,17 @@
 
 Invariants (tests/unit/tune/test_answer.py):
 - where finals were held they alone decide, because a trial that was chosen for its speed was also lucky;
-- the base is the answer unless the 95 % interval of the ratio lies below 1; without finals the fastest trial is the
-  answer, and the sentence says so.
+- the base is the answer unless the 95 % interval of the ratio lies below 1; without finals the fastest trial whose
+  interval does is the answer, and the sentence says so.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_fuse.compare.intervals import Interval, mean, ratio
+from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
-from verl_fuse.tune.search import KEPT, Overrides, Trial, fastest
+from verl_fuse.tune.pairs import KEPT, Pairs, between, fastest, sure, whole_steps
+from verl_fuse.tune.trial import Overrides, Trial
 
 NOTHING = "nothing better than what you have"
 
@@ -35,44 +36,40 @@ def answer(trials: Sequence[Trial], *, interrupted: bool = False) -> Answer:
 
 
 def _answer(trials: Sequence[Trial]) -> Answer:
-    base = trials[0]
-    if not (found := fastest(trials)):
-        others, least = len(trials) - 1, 1 - KEPT
-        tried = f"none of {others} other trials was faster by {least:.0%}" if others else "the base alone was tried"
-        return _stays(base.outcome.seconds, f"{NOTHING}: {tried}")
-    pairs = _finals(trials)
-    if not pairs:
-        one, other = base.outcome.seconds, found[0].outcome.seconds
-        between = _ratio(one, other)
-        remark = f"the fastest trial took {interval_text(between)} of the base's steps; it was not measured again"
-        return Answer(found[0].overrides, mean(one), mean(other), between, remark)
-    # The finalist of most turns, and of these the fastest.
-    overrides, one, other = min(pairs, key=lambda each: (-len(each[1]), sum(each[2]) / sum(each[1])))
-    between = _ratio(one, other)
-    if between.high is None or between.high >= 1:
-        remark = f"measured again in turn, the fastest finalist took {interval_text(between)} of the base's steps"
-        return _stays(one, f"{NOTHING}: {remark}")
-    remark = f"steps take {interval_text(between)} of the base's, measured again in turn"
-    return Answer(overrides, mean(one), mean(other), between, remark)
+    base = trials[0].outcome.seconds
+    if finals := _finals(trials):
+        # The finalist of most turns, and of these the fastest.
+        overrides, pairs = min(finals, key=lambda each: (-len(each[1]), between(each[1]).value))
+        found = between(pairs)
+        if found.high is None or found.high >= 1:
+            remark = f"measured again in turn, the fastest finalist took {interval_text(found)} of the base's steps"
+            return _stays([one for one, _ in pairs], f"{NOTHING}: {remark}")
+        return _best(overrides, pairs, f"steps take {interval_text(found)} of the base's, measured again in turn")
+    if not (tried := fastest(trials)):
+        others, least = len({trial.overrides for trial in trials if trial.overrides}), 1 - KEPT
+        remark = f"none of {others} other trials was faster by {least:.0%}" if others else "the base alone was tried"
+        return _stays(base, f"{NOTHING}: {remark}")
+    ratios = {each: between(whole_steps(trials, each)) for each in tried}
+    overrides = next((each for each in tried if sure(ratios[each])), tried[0])
+    took = f"the fastest trial took {interval_text(ratios[overrides])} of the base's steps"
+    if not sure(ratios[overrides]):
+        return _stays(base, f"{NOTHING}: {took}, and noise may be the reason; it was not measured again")
+    return _best(overrides, whole_steps(trials, overrides), f"{took}; it was not measured again")
 
 
-def _finals(trials: Sequence[Trial]) -> list[tuple[Overrides, list[float], list[float]]]:
-    """Return (overrides, seconds of the base, seconds of the finalist), step by step of the turns that both have."""
+def _finals(trials: Sequence[Trial]) -> list[tuple[Overrides, Pairs]]:
+    """Return (overrides, seconds of the base and of the finalist), step by step of the turns that both have."""
     turns = {(trial.overrides, trial.turn): trial.outcome.seconds for trial in trials if trial.turn and trial.measured}
-    found: dict[Overrides, tuple[list[float], list[float]]] = {}
+    found: dict[Overrides, Pairs] = {}
     for (overrides, turn), seconds in turns.items():
         if overrides and ((), turn) in turns:
-            both = list(zip(turns[(), turn], seconds, strict=False))
-            one, other = found.setdefault(overrides, ([], []))
-            one.extend(first for first, _ in both)
-            other.extend(second for _, second in both)
-    return [(overrides, *series) for overrides, series in found.items()]
+            found.setdefault(overrides, []).extend(zip(turns[(), turn], seconds, strict=False))
+    return [*found.items()]
 
 
-def _ratio(one: Sequence[float], other: Sequence[float]) -> Interval:
-    """Return the ratio step by step: step N of both trains on the same prompts."""
-    steps = min(len(one), len(other))
-    return ratio(one[:steps], other[:steps])
+def _best(overrides: Overrides, pairs: Pairs, verdict: str) -> Answer:
+    one, other = zip(*pairs, strict=True)
+    return Answer(overrides, mean(one), mean(other), between(pairs), verdict)
 
 
 def _stays(seconds: Sequence[float], verdict: str) -> Answer:

@@ -1,10 +1,13 @@
-"""Finds faster settings by trials: changes one setting at a time and keeps what is faster, then measures the finalists
-and the base again, in turn.
+"""Finds faster settings by trials: makes one change at a time and keeps what is faster beyond the noise of its steps,
+then measures the finalists and the base again, in turn.
 
 Invariants (tests/unit/tune/test_tune_search.py):
 - the base is tried first, and ends the search where it is not measured;
-- no configuration is tried twice before the finals, and no value of a key twice, the base's included;
-- a trial that fails is a result; after one that was out of memory the next value of the same key comes first;
+- a change is kept only where its trial can be told from one of the best so far; a gain in doubt is measured again with
+  more steps, after the good guesses and before all others;
+- no change is tried twice before the finals but one in doubt, and no key goes back to a value that it had;
+- where replays are possible, changes of the trained side alone are compared by replayed steps, all others by live ones;
+- a trial that fails is a result; after one that was out of memory the next value of the same keys comes first;
 - a trial is only started where the longest one so far fits into what is left beside the finals;
 - Ctrl-C ends the search, not what is known.
 """
@@ -13,104 +16,59 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from verl_fuse.tune.candidates import Candidate
-from verl_fuse.tune.order import guesses, rank
-from verl_fuse.tune.setting import Value
+from verl_fuse.tune.order import BETTER, WORSE, Change, changes, guesses
+from verl_fuse.tune.pairs import between, fastest, gains, paired, sure
+from verl_fuse.tune.table import on_trained_side
+from verl_fuse.tune.trial import Outcome, Overrides, Trial, key_of, merged, same
 
-Kind: TypeAlias = Literal["measured", "out_of_memory", "crashed", "hung", "refused"]
-Overrides: TypeAlias = tuple[str, ...]
-
-# A change is kept where steps take this share of the best so far or less: smaller gains are lost in noise, and each
-# would be one line more to paste.
-KEPT = 0.98
 # A trial that takes so often the base's time, and so many seconds more, hangs.
 PATIENCE, FLOOR = 3.0, 60.0
-# The most finalists of each turn of the finals; the base is measured beside them. Trials of a turn have so many times
-# the steps of the search.
+# The most finalists of each turn of the finals; the base is measured beside them. Trials of a turn, and those of a gain
+# in doubt, have so many times the steps of the search.
 TURNS, LONGER = (2, 1), 2
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a trial: the seconds of its steps after warm-up, none unless it is measured; a reason unless it
-    is; its memory peak on a device in bytes, None where it is not known."""
-
-    kind: Kind
-    seconds: tuple[float, ...] = ()
-    reason: str | None = None
-    peak_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial of the base with overrides: its seconds in all (`took`), and the turn of the finals (0: none)."""
+class Request:
+    """A trial to make: overrides of the base, steps after warm-up, the seconds after which it hangs, and whether it
+    replays the rollouts that the first trial has recorded."""
 
     overrides: Overrides
-    outcome: Outcome
-    took: float
-    turn: int = 0
-
-    @property
-    def measured(self) -> bool:
-        return self.outcome.kind == "measured"
-
-    @property
-    def mean(self) -> float:
-        """Return the mean seconds a step of a trial that is measured."""
-        return sum(self.outcome.seconds) / len(self.outcome.seconds)
-
-
-def faster(trial: Trial, than: Trial) -> bool:
-    """Tell whether a trial was measured, and to be faster by enough to be kept."""
-    return trial.measured and trial.mean <= KEPT * than.mean
-
-
-def fastest(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials of the search that were faster than the base, which is the first, the fastest first."""
-    return sorted(
-        (each for each in trials[1:] if not each.turn and faster(each, trials[0])), key=lambda each: each.mean
-    )
-
-
-def merged(first: Overrides, then: Overrides) -> Overrides:
-    """Return overrides of the base that do what `first` and then `then` do; a key that `first` adds is still added."""
-    found = {_key(override): override for override in first}
-    for override in then:
-        mark = "++" if found.get(_key(override), "").startswith("++") else ""
-        found[_key(override)] = mark + override.removeprefix(mark)
-    return tuple(found.values())
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+").partition("=")[0]
+    steps: int
+    limit: float
+    replayed: bool = False
 
 
 class Search:
-    """`candidates` returns what may be tried beside overrides of the base, `trial` makes one: (overrides, steps after
-    warm-up, seconds after which it hangs). `budget` and `clock` are in seconds."""
+    """`candidates` returns what may be tried beside overrides of the base, `trial` makes one; `replays` tells after the
+    first one whether its rollouts can be replayed. `budget` and `clock` are in seconds."""
 
     def __init__(
         self,
         candidates: Callable[[Overrides], Sequence[Candidate]],
-        trial: Callable[[Overrides, int, float], Outcome],
+        trial: Callable[[Request], Outcome],
         *,
         steps: int,
         budget: float,
+        replays: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._candidates, self._trial, self._steps, self._clock = candidates, trial, steps, clock
-        self._end = clock() + budget
+        self._end, self._can_replay, self._replays = clock() + budget, replays, False
         self._attempts: Counter[str] = Counter()
-        self._asked: list[tuple[str, Value]] = []
+        self._asked: set[frozenset[tuple[str, str]]] = set()
+        # What was kept, the base first: each beside all before it.
+        self._kept: list[Overrides] = [()]
         self.trials: list[Trial] = []
         self.interrupted = False
 
     def run(self) -> None:
         """Make all trials; `trials` has them in their order."""
         try:
-            if self._tried((), self._steps, self._left).measured:
+            if self._tried((), self._steps, limit=self._left).measured:
+                self._replays = self._can_replay()
                 self._climb()
                 self._finals()
         except KeyboardInterrupt:
@@ -123,30 +81,56 @@ class Search:
     @property
     def _longest(self) -> float:
         """Seconds of the longest trial that ended by itself, of the search's length."""
-        return max(trial.took for trial in self.trials if trial.outcome.kind != "hung" and not trial.turn)
+        return max(trial.took for trial in self.trials if trial.outcome.kind != "hung" and not trial.longer)
 
     @property
     def _final(self) -> float:
-        """Seconds that a trial of the finals takes at most, as far as is known."""
+        """Seconds that a trial of more steps takes at most, as far as is known."""
         return self._longest + (LONGER - 1) * self._steps * max(trial.mean for trial in self.trials if trial.measured)
 
-    def _tried(self, overrides: Overrides, steps: int, limit: float, turn: int = 0) -> Trial:
+    def _tried(
+        self, overrides: Overrides, steps: int, *, limit: float | None = None, replayed: bool = False, turn: int = 0
+    ) -> Trial:
+        longer = steps > self._steps
+        if limit is None:
+            more = self._final - self._longest if longer else 0.0
+            limit = PATIENCE * (self.trials[0].took + more) + FLOOR
         begun = self._clock()
-        outcome = self._trial(overrides, steps, limit)
-        self.trials.append(Trial(overrides, outcome, self._clock() - begun, turn))
+        outcome = self._trial(Request(overrides, steps, limit, replayed))
+        self.trials.append(Trial(overrides, outcome, self._clock() - begun, turn, replayed, longer))
         return self.trials[-1]
 
     def _climb(self) -> None:
-        best = base = self.trials[0]
+        doubtful: list[tuple[float, Change]] = []
         reserve = self._reserve()
-        while self._left >= self._longest + reserve and (change := self._next(best.overrides)) is not None:
-            key, value, overrides = change
-            self._asked.append((key, value))
-            trial = self._tried(overrides, self._steps, PATIENCE * base.took + FLOOR)
+        while True:
+            change, steps = self._next(), self._steps
+            if doubtful and (change is None or change.hope != BETTER or self._times(change)):
+                # The largest gain first.
+                doubtful.sort(key=lambda each: each[0])
+                change, steps = doubtful.pop(0)[1], LONGER * self._steps
+            if change is None:
+                return
+            if not self._stands(change):
+                continue
+            overrides, replayed = self._changed(change), self._is_replayed(change)
+            missing = not self._has_best(steps, replayed)
+            if self._left - reserve < (1 + missing) * (self._longest if steps == self._steps else self._final):
+                return
+            if missing and not self._measured_best(steps, replayed):
+                continue
+            self._asked.add(_name(change))
+            trial = self._tried(self._made_as(overrides, replayed), steps, replayed=replayed)
             if trial.outcome.kind != "out_of_memory":
-                self._attempts[key] += 1
-            if faster(trial, best):
-                best = trial
+                self._attempts.update(change.keys)
+            if not trial.measured:
+                continue
+            best = self._made_as(self._kept[-1], replayed)
+            found = between(paired(self.trials, best, trial.overrides, replayed=replayed))
+            if sure(found):
+                self._kept.append(overrides)
+            elif gains(found) and steps == self._steps:
+                doubtful.append((found.value, change))
 
     def _reserve(self) -> float:
         """Return the seconds kept for the finals: of all turns, or of one finalist beside the base, where this is at
@@ -156,32 +140,80 @@ class Search:
                 return trials * self._final
         return 2 * self._final if 2 * self._final + self._longest <= self._left else 0.0
 
-    def _next(self, best: Overrides) -> tuple[str, Value, Overrides] | None:
-        """Return the next change (key, value, all overrides): a value of the key tried least often, of these the first
-        in the order."""
+    def _next(self) -> Change | None:
+        """Return the next change: what is expected to be slower last; before it the keys tried least often, of these
+        what is expected to be faster, in the order."""
+        best = self._kept[-1]
         found = self._candidates(best)
-        self._asked += [(each.setting.key, each.current) for each in found]
-        for candidate in sorted(found, key=lambda each: (self._attempts[each.setting.key], rank(each.setting.key))):
-            for value in guesses(candidate):
-                if (candidate.setting.key, value) in self._asked:
-                    continue
-                overrides = self._changed(best, candidate, value, found)
-                if all(set(trial.overrides) != set(overrides) for trial in self.trials):
-                    return candidate.setting.key, value, overrides
+        self._asked |= {frozenset([(each.setting.key, str(each.current))]) for each in found}
+        for change in sorted(
+            changes(found), key=lambda each: (each.hope == WORSE, self._times(each), each.hope, each.place)
+        ):
+            if _name(change) not in self._asked and not self._was_made(change):
+                return change
         return None
 
-    def _changed(self, best: Overrides, candidate: Candidate, value: Value, before: Sequence[Candidate]) -> Overrides:
-        """Return the overrides with a change, and with a value of each key that it brings into play and whose own value
-        cannot stay."""
-        overrides, known = merged(best, candidate.overrides(value)), {each.setting.key for each in before}
+    def _times(self, change: Change) -> int:
+        return max(self._attempts[key] for key in change.keys)
+
+    def _is_replayed(self, change: Change) -> bool:
+        return self._replays and all(map(on_trained_side, change.keys))
+
+    def _made_as(self, overrides: Overrides, replayed: bool) -> Overrides:
+        """Return what a trial is given: a replayed one leaves out what changes generation alone."""
+        return tuple(each for each in overrides if not replayed or on_trained_side(key_of(each)))
+
+    def _was_made(self, change: Change) -> bool:
+        replayed = self._is_replayed(change)
+        overrides = self._made_as(self._changed(change), replayed)
+        return any(trial.replayed == replayed and same(trial.overrides, overrides) for trial in self.trials)
+
+    def _changed(self, change: Change) -> Overrides:
+        """Return the overrides of the best so far with a change, and with a value of each key that it brings into play
+        and whose own value cannot stay."""
+        best = self._kept[-1]
+        known, overrides = {each.setting.key for each in self._candidates(best)}, best
+        for candidate, value in change.values:
+            overrides = merged(overrides, candidate.overrides(value))
         for each in self._candidates(overrides):
-            new = candidate.setting.key in each.setting.needs and each.setting.key not in known
+            new = each.setting.key not in known and any(key in each.setting.needs for key in change.keys)
             if new and each.current not in each.values:
-                overrides = merged(overrides, each.overrides(guesses(each)[0]))
+                overrides = merged(overrides, each.overrides(guesses(each)[0][0]))
         return overrides
 
+    def _stands(self, change: Change) -> bool:
+        """Tell whether a change, found beside an earlier best, is one beside the best so far."""
+        now = {each.setting.key: each for each in self._candidates(self._kept[-1])}
+        return all(
+            candidate.setting.key in now and value in now[candidate.setting.key].values
+            for candidate, value in change.values
+        ) and any(now[candidate.setting.key].current != value for candidate, value in change.values)
+
+    def _has_best(self, steps: int, replayed: bool) -> bool:
+        """Tell whether the best so far was measured for so many steps."""
+        best, longer = self._made_as(self._kept[-1], replayed), steps > self._steps
+        return any(
+            (trial.measured, trial.replayed, trial.longer, trial.turn) == (True, replayed, longer, 0)
+            for trial in self.trials
+            if same(trial.overrides, best)
+        )
+
+    def _measured_best(self, steps: int, replayed: bool) -> bool:
+        """Measure the best so far, to compare with it. Where that fails, replays are left alone or, where it fails
+        live, what was kept last."""
+        if self._tried(self._made_as(self._kept[-1], replayed), steps, replayed=replayed).measured:
+            return True
+        if replayed:
+            self._replays = False
+        elif len(self._kept) > 1:
+            self._kept.pop()
+        return False
+
     def _finals(self) -> None:
-        finalists, base = [trial.overrides for trial in fastest(self.trials)], self.trials[0]
+        best, base = self._kept[-1], self.trials[0]
+        # What was kept comes first: it is sure, and others may be faster by luck alone.
+        finalists = [each for each in (best, *fastest(self.trials)) if each]
+        finalists = [each for number, each in enumerate(finalists) if not number or not same(each, finalists[0])]
         for turn, most in enumerate(TURNS, start=1):
             number = min(most, len(finalists))
             if number > 1 and self._left < (sum(TURNS) + len(TURNS)) * self._final:
@@ -190,7 +222,10 @@ class Search:
                 return
             # Every other turn backwards: a machine that slows down steadily favours nobody.
             order = [base.overrides, *finalists[:number]][:: 1 if turn % 2 else -1]
-            limit = PATIENCE * (base.took + self._final - self._longest) + FLOOR
-            made = [self._tried(overrides, LONGER * self._steps, limit, turn) for overrides in order]
+            made = [self._tried(overrides, LONGER * self._steps, turn=turn) for overrides in order]
             left = sorted((trial for trial in made if trial.measured and trial.overrides), key=lambda each: each.mean)
             finalists = [trial.overrides for trial in left]
+
+
+def _name(change: Change) -> frozenset[tuple[str, str]]:
+    return frozenset((candidate.setting.key, str(value)) for candidate, value in change.values)

@@ -682,3 +682,14 @@ TABLE: tuple[Setting, ...] = (
     *_LAYOUTS,
 )
 BY_KEY: dict[str, Setting] = {setting.key: setting for setting in TABLE}
+
+
+def setting_of(key: str) -> Setting | None:
+    """Return the setting that sets a key, its own or one that gets the same value; None where there is none."""
+    return BY_KEY.get(key) or next((each for each in TABLE if key in each.together), None)
+
+
+def on_trained_side(key: str) -> bool:
+    """Tell whether a key changes how models are trained and computed, and not how the rollout generates."""
+    setting = setting_of(key)
+    return setting is not None and setting.role in _NAMES.values()

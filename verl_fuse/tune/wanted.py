@@ -1,7 +1,9 @@
 """Which candidates a user wants to have tried: keys named, and what other values may cost.
 
-Invariant (tests/unit/tune/test_wanted.py): a key that is asked for is tried, or refused with a reason; a setting that
-cuts mini-batches anew or ends resuming is tried only where that is allowed.
+Invariants (tests/unit/tune/test_wanted.py):
+- a key that is asked for is tried, or refused with a reason;
+- a setting that cuts mini-batches anew or ends resuming is tried only where that is allowed;
+- a base whose budgets do not hold the longest sequence is refused, however short its first responses are.
 """
 
 from collections.abc import Collection, Iterator
@@ -12,8 +14,9 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import nearest, written
 from verl_fuse.spec.composed import getter, is_legacy
 from verl_fuse.tune.candidates import Candidate, candidates, not_tried
+from verl_fuse.tune.rules import BUDGET
 from verl_fuse.tune.setting import Setting
-from verl_fuse.tune.table import BY_KEY, TABLE
+from verl_fuse.tune.table import BY_KEY, setting_of
 
 # Columns of the table whose settings are tried on request.
 ALLOWED = ("cuts_mini_batches", "ends_resume")
@@ -36,7 +39,7 @@ def check(config: DictConfig, keys: Collection[str], allow: Collection[str]) -> 
 
 def columns(key: str) -> tuple[str, ...]:
     """Return what other values of a key cost: the columns that are true of its setting."""
-    setting = BY_KEY.get(key) or next((each for each in TABLE if key in each.together), None)
+    setting = setting_of(key)
     return () if setting is None else tuple(column for column in COLUMNS if getattr(setting, column))
 
 
@@ -47,6 +50,14 @@ def _problems(config: DictConfig, keys: Collection[str], allow: Collection[str])
     elif mode not in (None, "fuse", "sync"):
         reason = "an asynchronous step is not one after the other"
         yield f"trainer.v1.trainer_mode={written(mode)}: needs fuse or sync: {reason}"
+    for each in candidates(config):
+        # The first of the values is the longest sequence.
+        least = each.values[0] if each.setting.values is BUDGET else None
+        if isinstance(least, int) and isinstance(each.current, int) and each.current < least:
+            longest = (
+                "a prompt and a response may have so many tokens, and verl ends at one that the budget does not hold"
+            )
+            yield f"{each.setting.key}={each.current}: needs {least} or more: {longest}"
     for column in allow:
         if column not in ALLOWED:
             yield f"--allow {column}{nearest(column, ALLOWED)}: allowed: {', '.join(ALLOWED)}"

@@ -13,9 +13,11 @@ import pytest
 from verl_fuse.cli import child, trials
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import METRICS_PATH_VARIABLE, PlannedRun
-from verl_fuse.cli.trials import made, make_task, outcome, planned
+from verl_fuse.cli.trials import forget_rollouts, has_recorded, made, make_task, outcome, planned
+from verl_fuse.cli.tuned import base_of_recipe
 from verl_fuse.errors import FuseError
-from verl_fuse.tune.search import Outcome
+from verl_fuse.tune.search import Request
+from verl_fuse.tune.trial import Outcome
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
@@ -146,39 +148,77 @@ def test_a_trial_that_is_told_to_stop_is_no_outcome(tried, tmp_path, part: str):
     thread.join()
 
 
-def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(tmp_path, monkeypatch):
+def asked(*overrides: str, steps: int = 3, replayed: bool = False) -> Request:
+    return Request(overrides, steps, 60.0, replayed)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pytest.importorskip("hydra")
     monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(home):
     # What a user's run does counts for nothing here; neither do features that a recipe has on.
     given = ("trainer.save_freq=1", "trainer.default_local_dir=/mine", "trainer.total_training_steps=99")
-    launch = planned(find_recipe("dapo-cpu"), (*given, "data.seed=7"), tmp_path, 3, 4)
-    assert launch.run_dir == tmp_path / "dapo-cpu-tune" / "trial-03"
+    base = base_of_recipe(find_recipe("dapo-cpu"), (*given, "data.seed=7"))
+    launch = planned(base, home, 3, asked("data.seed=8", steps=4))
+    assert launch.run_dir == home / "dapo-cpu-tune" / "trial-03"
     trainer, fuse = launch.config.trainer, launch.config.fuse
     assert (trainer.save_freq, trainer.test_freq, trainer.val_before_train) == (-1, -1, False)
     assert (trainer.resume_mode, trainer.logger, trainer.total_training_steps) == ("disable", ["file"], 5)
     assert (trainer.v1.trainer_mode, fuse.preset, fuse.interstage.enabled) == ("fuse", "observe", False)
-    assert launch.config.data.seed == 7
-    assert list(tmp_path.iterdir()) == []
+    assert launch.config.data.seed == 8
+    assert not launch.config.skip.rollout_tq.enable
+    assert list(home.iterdir()) == []
 
 
-def test_no_trial_makes_the_task_again(tmp_path, monkeypatch):
-    pytest.importorskip("hydra")
-    monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
+def test_the_first_trial_records_what_others_replay(home):
+    base = base_of_recipe(find_recipe("grpo-cpu"), ())
+    first, replay = (planned(base, home, *each).config for each in ((1, asked()), (4, asked(steps=6, replayed=True))))
+    assert (first.skip.rollout_tq.enable, first.skip.rollout_tq.action) == (True, "cache")
+    assert (replay.skip.rollout_tq.enable, replay.skip.rollout_tq.action) == (True, "repeat")
+    assert (first.skip.rollout_tq.steps, replay.skip.rollout_tq.steps) == ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7])
+    # verl looks for them below the folder by these names.
+    for config in (first, replay):
+        assert config.skip.rollout_tq.dump_dir == str(home / "grpo-cpu-tune" / "rollouts")
+        assert config.trainer.experiment_name == "grpo-cpu-tune"
+    assert first.trainer.default_local_dir != replay.trainer.default_local_dir
+
+
+def test_rollouts_are_replayed_only_where_all_steps_were_recorded_in_this_search(home):
+    base = base_of_recipe(find_recipe("grpo-cpu"), ())
+    assert not has_recorded(base, home, 2)
+    forget_rollouts(base, home)
+    for step in (1, 2, 3):
+        assert not has_recorded(base, home, 2)
+        folder = home / f"grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/{step}/0"
+        folder.mkdir(parents=True)
+        (folder / "tq_batch.pt").touch()
+    assert has_recorded(base, home, 2)
+    # Groups that are filtered are sampled again until there are enough.
+    filtered = base_of_recipe(find_recipe("grpo-cpu"), ("algorithm.filter_groups.enable=true",))
+    assert not has_recorded(filtered, home, 2)
+    forget_rollouts(base, home)
+    assert not has_recorded(base, home, 2)
+    assert list((home / "grpo-cpu-tune").iterdir()) == []
+
+
+def test_no_trial_makes_the_task_again(home, monkeypatch):
     launches = []
     monkeypatch.setattr(trials, "outcome", lambda launch, limit: launches.append(launch))
     # The second recipe has no task, and no key for one.
     for name, makes in (("grpo-cpu", True), ("grpo-gsm8k-8gpu", False)):
-        recipe = find_recipe(name)
-        assert bool(planned(recipe, (), tmp_path, 1, 3).prepare) == makes
+        base = base_of_recipe(find_recipe(name), ())
+        assert bool(planned(base, home, 1, asked()).prepare) == makes
         for number in (1, 2):
-            made(recipe, (), tmp_path, number, 3, 60.0)
+            made(base, home, number, asked())
     assert [launch.prepare for launch in launches] == [None] * 4
 
 
-def test_what_the_plan_refuses_is_an_outcome(tmp_path, monkeypatch):
-    pytest.importorskip("hydra")
-    monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
+def test_what_the_plan_refuses_is_an_outcome(home, monkeypatch):
     monkeypatch.setattr(trials, "outcome", lambda launch, limit: pytest.fail(f"{launch} was started"))
-    found = made(find_recipe("grpo-cpu"), ("data.nosuch=1",), tmp_path, 2, 3, 60.0)
+    found = made(base_of_recipe(find_recipe("grpo-cpu"), ()), home, 2, asked("data.nosuch=1"))
     assert found.kind == "refused"
     assert "there is no key data.nosuch" in (found.reason or "")

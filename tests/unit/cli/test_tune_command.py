@@ -1,13 +1,17 @@
 """`verl-fuse tune`: what it refuses, prints and returns, with functions in place of runs."""
 
+import itertools
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from verl_fuse.cli import trials
+from verl_fuse.cli import trials, tune
 from verl_fuse.cli.main import main
-from verl_fuse.tune.search import Outcome
+from verl_fuse.tune.search import Search
+from verl_fuse.tune.trial import Outcome
 
 pytest.importorskip("hydra")
 
@@ -28,14 +32,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tuned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Runs the command with `trial` (overrides of the base -> Outcome) in place of runs: exit code, stdout, stderr."""
 
-    def tuned(trial, *arguments: str) -> tuple[int, str, str]:
-        def made(recipe, overrides, home, number, steps, limit) -> Outcome:
-            return trial(tuple(overrides))
+    def tuned(trial, *arguments: str, name: str = "grpo-cpu") -> tuple[int, str, str]:
+        def made(base, home, number, asked) -> Outcome:
+            return trial(tuple(asked.overrides))
 
         monkeypatch.setattr(trials, "made", made)
         monkeypatch.setattr(trials, "make_task", lambda launch: None)
         with pytest.raises(SystemExit) as end:
-            main(["tune", "grpo-cpu", *arguments])
+            main(["tune", name, *arguments])
         return end.value.code, *capsys.readouterr()
 
     return tuned
@@ -68,10 +72,74 @@ BASE = (f"{SEQS}=8", "--keys", SEQS)
         (("~fuse",), "~fuse: trials are in observe mode"),
         (("data.trian_files=x",), "there is no key data.trian_files"),
         (("--steps", "1"), "--steps"),
+        (("--checkpoint", "nowhere"), "--checkpoint nowhere: needs a folder global_step_N"),
+        (("--checkpoint", "x", "--allow", "ends_resume"), "--allow ends_resume: not with --checkpoint"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(tuned, home: Path, arguments, said: str):
     code, out, err = tuned(never, *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert list(home.iterdir()) == []
+
+
+def test_a_disk_without_room_is_refused_before_anything_starts(tuned, home: Path, monkeypatch):
+    monkeypatch.setattr(trials.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 2**40, 100 * 2**20))
+    code, _, err = tuned(never, *BASE)
+    assert code == 2
+    # Of four steps 64 rows of 256 tokens.
+    assert f"{home}: 100 MiB are free, trials need 260 for their logs and recorded rollouts" in err
+    assert list(home.iterdir()) == []
+    monkeypatch.setattr(trials.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 2**40, 261 * 2**20))
+    assert tuned(by_requests, *BASE)[0] == 0
+
+
+def test_a_base_whose_budget_is_below_the_longest_sequence_is_refused(tuned):
+    packed = (f"{ACTOR}.use_dynamic_bsz=true", f"{ROLLOUT}.log_prob_use_dynamic_bsz=true")
+    code, _, err = tuned(never, *BASE, *packed, f"{ACTOR}.ppo_max_token_len_per_gpu=255")
+    assert code == 2
+    assert f"{ACTOR}.ppo_max_token_len_per_gpu=255: needs 256 or more" in err
+
+
+def test_a_budget_that_the_base_s_trial_uses_up_is_named(tuned, monkeypatch):
+    # Seconds from one look at the clock to the next.
+    clock = itertools.count(0.0, 70.0)
+    monkeypatch.setattr(tune, "Search", partial(Search, clock=lambda: next(clock)))
+    code, out, err = tuned(by_requests, *BASE, "--budget", "2")
+    assert code == 0
+    assert "--budget 2 has no room for a second trial: the base's took 1.2 minutes" in err
+    assert "Verdict: nothing better than what you have: the base alone was tried." in out
+
+
+OWN = (
+    f"{ROLLOUT}.name=vllm",
+    "algorithm.adv_estimator=grpo",
+    f"{ACTOR}.use_dynamic_bsz=true",
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz=true",
+    f"{SEQS}=8",
+)
+
+
+def test_a_run_of_one_s_own_is_tuned_by_its_arguments(tuned):
+    code, out, err = tuned(by_requests, SEQS, "--", *OWN, name="--keys")
+    assert code == 0, err
+    assert f"Overrides to paste:\n  {SEQS}=32\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            (*OWN, "trainer.v1.trainer_mode=colocate_async"),
+            "trainer.v1.trainer_mode=colocate_async: needs fuse or sync",
+        ),
+        ((*OWN, "fuse.preset=fast"), "fuse.preset=fast: trials are in observe mode"),
+        ((*OWN, "data.trian_files=x"), "there is no key data.trian_files"),
+        (OWN[:2], f"{ACTOR}.ppo_micro_batch_size_per_gpu=null: needs a whole number"),
+    ],
+)
+def test_arguments_that_cannot_be_served_are_refused_before_anything_starts(tuned, home: Path, arguments, said: str):
+    code, out, err = tuned(never, *arguments, name="--")
     assert (code, out) == (2, "")
     assert said in err
     assert list(home.iterdir()) == []
@@ -93,6 +161,7 @@ def test_json_is_one_object_on_stdout(tuned, documented_keys):
         *(
             {
                 "overrides": overrides,
+                "replayed": False,
                 "predicted_seconds": None,
                 "seconds": seconds,
                 "outcome": outcome,

@@ -3,7 +3,7 @@
 import pytest
 
 from verl_fuse.tune.answer import NOTHING, answer
-from verl_fuse.tune.search import Outcome, Trial
+from verl_fuse.tune.trial import Outcome, Trial
 
 A, B = ("a=1",), ("b=1",)
 
@@ -53,6 +53,26 @@ def test_without_finals_the_fastest_is_the_answer_and_the_sentence_says_so():
         "ended before all trials were made; the fastest trial took 0.50 [0.50, 0.50] of the base's steps; it was not "
         "measured again"
     )
+
+
+def test_without_finals_a_gain_that_noise_may_explain_is_no_answer():
+    found = answer([trial((), 4.0, 5.0, 3.0), trial(A, 3.0, 3.5, 4.0)])
+    assert found.overrides == ()
+    assert found.verdict.startswith(f"{NOTHING}: the fastest trial took 0.88 [")
+    assert found.verdict.endswith("and noise may be the reason; it was not measured again")
+    # One that can be told from noise wins over one that seems faster.
+    found = answer([trial((), 4.0, 5.0, 3.0), trial(A, 1.0, 4.5, 3.0), trial(B, 3.2, 4.0, 2.4)])
+    assert found.overrides == B
+
+
+def test_what_replays_save_is_taken_from_the_steps_of_the_base():
+    replays = [
+        Trial(overrides, Outcome("measured", seconds), took=60.0, replayed=True)
+        for overrides, seconds in (((), (4.0, 3.0, 3.5)), (A, (1.0, 0.5, 0.75)))
+    ]
+    found = answer([trial((), 6.0, 5.0, 5.5), *replays])
+    assert found.overrides == A
+    assert (found.base.value, found.best.value) == (pytest.approx(5.5), pytest.approx(2.75))
 
 
 def test_the_finalist_of_both_turns_wins_over_one_that_was_fast_in_one():

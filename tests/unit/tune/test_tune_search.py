@@ -8,7 +8,8 @@ import yaml
 from omegaconf import OmegaConf
 from tuned_run import ACTOR, ROLLOUT, run
 
-from verl_fuse.tune.search import FLOOR, PATIENCE, Outcome, Overrides, Search, merged
+from verl_fuse.tune.search import FLOOR, PATIENCE, Request, Search
+from verl_fuse.tune.trial import Outcome, Overrides, merged
 from verl_fuse.tune.wanted import wanted
 
 PACKED, BUDGET, SIZE = (
@@ -21,22 +22,25 @@ PADDED = {PACKED: False, ROLLOUT_PACKED: False, SIZE: 1, f"{ROLLOUT}.log_prob_mi
 
 
 class Machine:
-    """Makes trials: START seconds and 5 s a step, times the factors of the overrides it has. `kinds`: what becomes of
-    trials with an override; an override in `stops` is Ctrl-C."""
+    """Makes trials: START seconds and 5 s a step, times the factors of the overrides it has; a replayed step 3 s.
+    `kinds`: what becomes of trials with an override, or of all that are "replayed"; an override in `stops` is
+    Ctrl-C."""
 
     def __init__(self, factors: dict[str, float], kinds: dict[str, str] | None = None, stops: str = ""):
         self.now, self.factors, self.kinds, self.stops = 0.0, factors, kinds or {}, stops
         self.asked: list[tuple[Overrides, int, float]] = []
 
-    def trial(self, overrides: Overrides, steps: int, limit: float) -> Outcome:
+    def trial(self, asked: Request) -> Outcome:
+        overrides, steps, limit = asked.overrides, asked.steps, asked.limit
         self.asked.append((overrides, steps, limit))
         if self.stops in overrides:
             raise KeyboardInterrupt
         for override, kind in self.kinds.items():
-            if override in overrides or (override == "base" and not overrides):
+            told = {"base": not overrides, "replayed": asked.replayed}
+            if told.get(override, override in overrides):
                 self.now += limit if kind == "hung" else START / 2
                 return Outcome(kind, reason="so")
-        seconds = 5.0
+        seconds = 3.0 if asked.replayed else 5.0
         for override in overrides:
             seconds *= self.factors.get(override, 1.0)
         self.now += START + seconds * (steps + 1)
@@ -44,19 +48,26 @@ class Machine:
 
 
 def search(
-    machine: Machine, *keys: str, base: dict | None = None, budget: float = 3600.0, steps: int = 3
+    machine: Machine,
+    *keys: str,
+    base: dict | None = None,
+    budget: float = 3600.0,
+    steps: int = 3,
+    replays: bool = False,
 ) -> tuple[Search, list[Overrides]]:
-    """Return the search, and the overrides of its trials."""
+    """Return the search from a run with few requests at once, and the overrides of its trials."""
 
     @cache
     def candidates(overrides: Overrides):
-        config = OmegaConf.create(run(base))
+        config = OmegaConf.create(run({SEQS: 8} | (base or {})))
         for override in overrides:
             key, _, value = override.lstrip("+").partition("=")
             OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
         return wanted(config, keys, ())
 
-    found = Search(candidates, machine.trial, steps=steps, budget=budget, clock=lambda: machine.now)
+    found = Search(
+        candidates, machine.trial, steps=steps, budget=budget, replays=lambda: replays, clock=lambda: machine.now
+    )
     found.run()
     return found, [trial.overrides for trial in found.trials]
 
@@ -75,19 +86,22 @@ def test_the_base_may_take_the_whole_budget_and_others_three_times_the_base():
 
 
 def test_what_is_faster_is_kept_and_the_rest_tried_beside_it():
-    _, made = search(Machine({f"{SEQS}=32": 0.5}), SEQS, WORKERS)
-    # The largest first; of workers the one nearest to 8. Of 16 and 8 requests neither is faster.
-    assert made[:4] == [(), (f"{SEQS}=32",), (f"{SEQS}=32", f"{WORKERS}=16"), (f"{SEQS}=16",)]
+    found, made = search(Machine({f"{SEQS}=32": 0.5}), SEQS, WORKERS)
+    # The largest first; of workers the one nearest to 8, each once before the second of any.
+    assert made[:4] == [(), (f"{SEQS}=32",), *((f"{SEQS}=32", f"{WORKERS}={value}") for value in (16, 32))]
+    # What is expected to be slower comes last.
+    before_finals = [trial.overrides for trial in found.trials if not trial.turn]
+    assert before_finals[-2:] == [(f"{SEQS}=32", f"{WORKERS}=1"), (f"{SEQS}=16",)]
     assert all(set(overrides) != {f"{SEQS}=32", f"{SEQS}=16"} for overrides in made)
 
 
 def test_the_value_that_the_base_has_is_not_tried_after_a_change():
-    _, made = search(Machine({f"{SEQS}=32": 0.5, f"{PADDING}=false": 0.5}), SEQS, PADDING, base={SEQS: 8})
-    assert made[:4] == [(), (f"{SEQS}=32",), (f"{SEQS}=32", f"{PADDING}=false"), (f"{SEQS}=16", f"{PADDING}=false")]
-    assert not any(override in overrides for overrides in made for override in (f"{SEQS}=8", f"{PADDING}=true"))
+    _, made = search(Machine({f"{SEQS}=32": 0.5, f"{PADDING}=true": 0.5}), SEQS, PADDING, base={PADDING: False})
+    assert made[:4] == [(), (f"{SEQS}=32",), (f"{SEQS}=32", f"{PADDING}=true"), (f"{SEQS}=16", f"{PADDING}=true")]
+    assert not any(override in overrides for overrides in made for override in (f"{SEQS}=8", f"{PADDING}=false"))
 
 
-def test_a_change_that_gains_too_little_to_be_told_from_noise_is_not_kept():
+def test_a_change_that_gains_too_little_to_paste_is_not_kept():
     found, made = search(Machine({f"{SEQS}=32": 0.99}), SEQS, WORKERS)
     assert made[2] == (f"{WORKERS}=16",)
     assert not any(trial.turn for trial in found.trials)
@@ -95,7 +109,7 @@ def test_a_change_that_gains_too_little_to_be_told_from_noise_is_not_kept():
 
 def test_nothing_better_needs_no_finals_and_tries_each_value_once():
     found, made = search(Machine({}), SEQS, WORKERS)
-    values = {SEQS: (8, 16, 32), WORKERS: (1, 2, 4, 16, 32, 64)}
+    values = {SEQS: (16, 32), WORKERS: (1, 2, 4, 16, 32, 64)}
     assert set(made) == {(), *((f"{key}={value}",) for key, tried in values.items() for value in tried)}
     assert len(made) == len(set(made))
     assert not found.interrupted
@@ -114,7 +128,8 @@ def test_keys_that_a_change_brings_into_play_get_a_value_that_can_stay_and_are_t
 
 def test_a_key_that_has_gone_out_of_play_is_not_tried():
     _, made = search(Machine({f"{PACKED}=true": 0.5}), PACKED, SIZE, base=PADDED)
-    assert {override for overrides in made for override in overrides if override.startswith(SIZE)} == set()
+    assert made[1:3] == [(f"{SIZE}=8",), (f"{PACKED}=true", f"{ROLLOUT_PACKED}=true")]
+    assert {override for overrides in made[2:] for override in overrides if override.startswith(SIZE)} == set()
 
 
 def test_after_one_that_was_out_of_memory_the_next_smaller_one_comes_first():
@@ -146,30 +161,121 @@ def test_a_budget_for_two_trials_has_no_finals_and_a_large_one_both_turns():
     few, _ = search(Machine({f"{SEQS}=32": 0.5}), SEQS, budget=120.0)
     assert [trial.turn for trial in few.trials] == [0, 0]
     many, _ = search(Machine({f"{SEQS}=32": 0.5, f"{SEQS}=16": 0.7}), SEQS, budget=3600.0)
-    assert [trial.turn for trial in many.trials] == [0, 0, 0, 0, 1, 1, 1, 2, 2]
+    assert [trial.turn for trial in many.trials] == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
 def test_finalists_and_base_are_measured_in_turn_with_twice_the_steps_then_backwards():
     machine = Machine({f"{SEQS}=32": 0.5, f"{SEQS}=16": 0.7})
     search(machine, SEQS)
-    finals = [(overrides, steps) for overrides, steps, _ in machine.asked[4:]]
+    finals = [(overrides, steps) for overrides, steps, _ in machine.asked[3:]]
     first, second = (f"{SEQS}=32",), (f"{SEQS}=16",)
     assert finals == [((), 6), (first, 6), (second, 6), (first, 6), ((), 6)]
 
 
 def test_a_finalist_that_fails_in_the_finals_is_out():
-    def failing(machine: Machine) -> Callable[[Overrides, int, float], Outcome]:
+    def failing(machine: Machine) -> Callable[[Request], Outcome]:
         made = machine.trial
-        return lambda overrides, steps, limit: (
-            Outcome("crashed", reason="so")
-            if steps == 6 and f"{SEQS}=32" in overrides
-            else made(overrides, steps, limit)
+        return lambda asked: (
+            Outcome("crashed", reason="so") if asked.steps == 6 and f"{SEQS}=32" in asked.overrides else made(asked)
         )
 
     machine = Machine({f"{SEQS}=32": 0.5, f"{SEQS}=16": 0.7})
     machine.trial = failing(machine)
     _, made = search(machine, SEQS)
     assert made[-2:] == [(f"{SEQS}=16",), ()]
+
+
+def modes(found: Search) -> list[tuple[Overrides, bool]]:
+    """Return (overrides, whether replayed) of the trials before the finals."""
+    return [(trial.overrides, trial.replayed) for trial in found.trials if not trial.turn]
+
+
+def test_the_trained_side_is_compared_by_replays_and_the_rollout_live():
+    factors = {f"{BUDGET}=8016": 0.5, f"{SEQS}=32": 0.5, f"{PADDING}=true": 0.5}
+    base = {BUDGET: 501, PADDING: False}
+    found, made = search(Machine(factors), BUDGET, SEQS, PADDING, base=base, replays=True)
+    budget, requests, padding = (f"{BUDGET}=8016",), (f"{SEQS}=32",), (f"{PADDING}=true",)
+    assert modes(found)[:7] == [
+        ((), False),
+        # The base is replayed once, to compare with it, and what was kept is measured live before the rollout is.
+        ((), True),
+        (budget, True),
+        (budget, False),
+        (budget + requests, False),
+        # The rollout's keys are in no replay.
+        (budget + padding, True),
+        ((f"{BUDGET}=4008", *padding), True),
+    ]
+    # The finals have all of it, also where no trial had.
+    assert made[-1] == ()
+    assert set(made[-2]) == {*budget, *requests, *padding}
+
+
+def test_without_replays_all_trials_are_live():
+    found, _ = search(Machine({f"{BUDGET}=8016": 0.5}), BUDGET, base={BUDGET: 501})
+    assert not any(trial.replayed for trial in found.trials)
+
+
+def test_where_the_base_s_own_replay_fails_trials_are_live():
+    found, _ = search(
+        Machine({f"{BUDGET}=8016": 0.5}, {"replayed": "crashed"}), BUDGET, base={BUDGET: 501}, replays=True
+    )
+    assert modes(found)[:3] == [((), False), ((), True), ((f"{BUDGET}=8016",), False)]
+    assert found.trials[-1].turn == 2
+
+
+def test_what_was_kept_by_replays_and_fails_live_is_given_up():
+    machine = Machine({f"{BUDGET}=8016": 0.5})
+    made = machine.trial
+    machine.trial = lambda asked: (
+        made(asked) if asked.replayed or not asked.overrides else Outcome("out_of_memory", reason="so")
+    )
+    found, _ = search(machine, BUDGET, SEQS, base={BUDGET: 501}, replays=True)
+    assert modes(found)[2:5] == [((f"{BUDGET}=8016",), True), ((f"{BUDGET}=8016",), False), ((f"{SEQS}=32",), False)]
+
+
+def noisy(machine: Machine, shakes: Callable[[Request], bool]) -> Machine:
+    """Let steps vary by a tenth in trials that `shakes` names."""
+    made = machine.trial
+
+    def trial(asked: Request) -> Outcome:
+        found = made(asked)
+        if found.kind != "measured" or not shakes(asked):
+            return found
+        return Outcome("measured", tuple(each * (1.1, 0.9, 1.0)[step % 3] for step, each in enumerate(found.seconds)))
+
+    machine.trial = trial
+    return machine
+
+
+def test_a_gain_in_doubt_is_measured_again_with_more_steps_once_the_good_guesses_were_tried():
+    machine = noisy(Machine({f"{SEQS}=32": 0.9}), lambda asked: asked.steps == 3 and f"{SEQS}=32" in asked.overrides)
+    search(machine, SEQS, WORKERS, PADDING, base={PADDING: False})
+    asked = [(overrides, steps) for overrides, steps, _ in machine.asked]
+    requests, padding = (f"{SEQS}=32",), (f"{PADDING}=true",)
+    assert asked[:6] == [
+        ((), 3),
+        (requests, 3),
+        (padding, 3),
+        ((), 6),
+        (requests, 6),
+        ((*requests, f"{WORKERS}=16"), 3),
+    ]
+
+
+def test_a_gain_that_stays_in_doubt_is_not_kept():
+    machine = noisy(Machine({f"{SEQS}=32": 0.95}), lambda asked: f"{SEQS}=32" in asked.overrides)
+    found, made = search(machine, SEQS, WORKERS)
+    assert made[:5] == [(), (f"{SEQS}=32",), (), (f"{SEQS}=32",), (f"{WORKERS}=16",)]
+    # More steps than these are those of the finals.
+    assert [trial.overrides for trial in found.trials if trial.turn] == [(), (f"{SEQS}=32",), (f"{SEQS}=32",), ()]
+
+
+def test_keys_of_one_pattern_change_together_and_smaller_where_memory_ends():
+    both = (f"{BUDGET}=8016", f"{ROLLOUT_BUDGET}=16032"), (f"{BUDGET}=4008", f"{ROLLOUT_BUDGET}=8016")
+    machine = Machine({f"{BUDGET}=4008": 0.5}, {f"{ROLLOUT_BUDGET}=16032": "out_of_memory"})
+    _, made = search(machine, BUDGET, ROLLOUT_BUDGET, SEQS, base={BUDGET: 501, ROLLOUT_BUDGET: 501})
+    assert made[1:4] == [*both, (*both[1], f"{SEQS}=32")]
 
 
 @pytest.mark.parametrize("stopped", [f"{SEQS}=32", f"{WORKERS}=16"])

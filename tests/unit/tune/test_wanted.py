@@ -71,3 +71,12 @@ def test_a_run_that_leaves_nothing_to_try_is_refused():
 def test_a_key_costs_what_its_setting_costs_and_so_does_one_that_is_set_with_it():
     assert columns(ULYSSES) == columns(f"{ACTOR}.ulysses_sequence_parallel_size") == ("rounds", "cuts_mini_batches")
     assert columns("reward.num_workers") == columns("data.seed") == ()
+
+
+@pytest.mark.parametrize("key", [f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"])
+def test_a_base_whose_budget_does_not_hold_the_longest_sequence_is_refused(key: str):
+    with pytest.raises(FuseError, match=rf"{key}=500: needs 501 or more: a prompt and a response may have so many"):
+        check(OmegaConf.create(run({key: 500})), (), ())
+    check(OmegaConf.create(run({key: 501})), (), ())
+    # Ranks that share a sequence have half of it each.
+    check(OmegaConf.create(run({key: 500, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2})), (), ())

@@ -1,0 +1,89 @@
+"""What `verl-fuse tune` tunes: a recipe with overrides, or a run of stock verl by the arguments of its main_ppo.
+
+Invariants (tests/unit/cli/test_tuned.py):
+- a base composes to what its command trains with, whatever is overridden;
+- nothing is written into the folder that the arguments name, nor into the working directory, nor into a checkpoint.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_fuse.cli.composition import compose, what_fits
+from verl_fuse.cli.launch import read_run
+from verl_fuse.cli.recipes import Recipe
+from verl_fuse.cli.run import PlannedRun, plan, planned
+from verl_fuse.cli.shell import TRAINER, launch_of
+from verl_fuse.errors import FuseError
+from verl_fuse.host.upstream.checkpoints import STEP_FOLDER, step_of
+
+_OWN = "+fuse=default"
+# Hydra's own folder would be in the working directory.
+_HYDRA = "hydra.run.dir=${trainer.default_local_dir}/hydra"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A name for folders, a function that returns the configuration with overrides, and one that plans a run with
+    overrides in a home; both raise a FuseError that lists what is wrong. Trials begin after step `start` of the folder
+    `checkpoint` (None: from the model)."""
+
+    name: str
+    compose: Callable[[Sequence[str]], DictConfig]
+    plan: Callable[[list[str], Path], PlannedRun]
+    start: int = 0
+    checkpoint: Path | None = None
+
+    def first_steps(self, number: int) -> range:
+        """Return so many steps after the start."""
+        return range(self.start + 1, self.start + number + 1)
+
+
+def beginning_at(base: Base, checkpoint: Path) -> Base:
+    """Return a base whose trials begin with the weights of a checkpoint of verl, which they read and never write; a
+    FuseError tells why the folder is none."""
+    step, folder = step_of(checkpoint.name), checkpoint.absolute()
+    if step is None or not (folder / "actor").is_dir():
+        raise FuseError(f"--checkpoint {checkpoint}: needs a folder {STEP_FOLDER}N of a run, with actor/ in it")
+    return replace(base, start=step, checkpoint=folder)
+
+
+def base_of_recipe(recipe: Recipe, given: Sequence[str]) -> Base:
+    # A recipe may have another configuration of the group, with features.
+    given = [*given, "fuse=default"]
+    return Base(
+        recipe.name,
+        lambda changes: compose(recipe, [*given, *changes]),
+        lambda changes, home: plan(recipe, [*given, *changes], baseline=False, home=home),
+    )
+
+
+def are_arguments(words: Sequence[str]) -> bool:
+    """Tell whether words are arguments of main_ppo, or a command that starts it, and no name of a recipe."""
+    return "=" in words[0] or words[0].startswith(("-", "+", "~")) or launch_of(words) is not None
+
+
+def base_of_arguments(words: Sequence[str]) -> Base:
+    """Return the base of a run that the words launch; a FuseError names what cannot be read."""
+    launch = launch_of(words)
+    if launch is not None and not launch.is_verl_s:
+        raise FuseError(f"{launch.trainer}: needs {TRAINER}, which trials run, or the name of a recipe")
+    run = read_run(words, None)
+    source = run.source
+    if source is None:
+        raise FuseError(f"{' '.join(words)}: needs arguments of {TRAINER}")
+    given = [_OWN, *(word for word in run.arguments if word != _OWN)]
+
+    def fitting(changes: Sequence[str]) -> DictConfig:
+        config, problems = what_fits(source, [*given, *changes])
+        if problems:
+            raise FuseError(*problems)
+        return config
+
+    def run_with(changes: list[str], home: Path) -> PlannedRun:
+        chosen = [*given, *changes, _HYDRA]
+        return planned(*what_fits(source, chosen), [*run.options, *chosen], home)
+
+    return Base("main_ppo", fitting, run_with)
