@@ -15,7 +15,7 @@ from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import METRICS_FILE
-from verl_fuse.cli.run import OBSERVE, PlannedRun, execute, home_from, plan, say
+from verl_fuse.cli.run import PlannedRun, execute, home_from, plan, say
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.switch import require_on
@@ -23,6 +23,8 @@ from verl_fuse.spec.step import Refusal
 
 app = typer.Typer(add_completion=False)
 
+# Observe mode: verl's own stages and a timeline, whatever the recipe switches on.
+OBSERVE = ("fuse=default", "fuse.preset=observe", "trainer.v1.trainer_mode=fuse")
 Baseline = Literal["stock", "observe", "both"]
 
 # Overrides that stock verl has no key for, or that switch verl-fuse on.

@@ -41,8 +41,6 @@ LOG = "run.log"
 LAST_LINES = 12
 # Stock verl: its own trainer, and no block of ours in the configuration.
 BASELINE = ("trainer.v1.trainer_mode=sync", "~fuse")
-# Observe mode: verl's own stages and a timeline, whatever the recipe switches on.
-OBSERVE = ("fuse=default", "fuse.preset=observe", "trainer.v1.trainer_mode=fuse")
 # Tasks that recipes can ask for in `recipe.prepare`: the module that makes the task with `--out task_dir`.
 TASKS = {
     "euclid": ("verl_fuse_cpu.task",),

@@ -49,7 +49,8 @@ def test_an_unknown_recipe_is_answered_with_the_choices():
     with pytest.raises(
         FuseError,
         match=r"^no recipe 'ppo' \(did you mean 'ppo-cpu'\?\); choose from: dapo-cpu, grpo-common-8gpu, grpo-cpu, "
-        r"grpo-fsdp2-8gpu, grpo-gsm8k-8gpu, grpo-tools-cpu, ppo-cpu, ppo-gsm8k-8gpu, ppo-megatron-8gpu, ppo-megatron-cpu$",
+        r"grpo-fsdp2-8gpu, grpo-gsm8k-8gpu, grpo-tools-cpu, ppo-cpu, ppo-gsm8k-8gpu, ppo-megatron-8gpu, "
+        r"ppo-megatron-cpu$",
     ):
         find_recipe("ppo")
 
