@@ -38,19 +38,23 @@ def text(response: str) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of problem: its name is verl's `data_source`, `share` its part of every data set."""
+    """A kind of problem: its name is verl's `data_source`, `share` its part of every data set. So many solved problems
+    (`examples`) stand before a question as turns of the chat: a response is then short and often has the right form,
+    and without them it is long."""
 
     name: str
     family: str
     settings: dict[str, Any]
     read: Callable[[str], str]
     share: float
+    examples: int = 0
 
 
 KINDS = (
-    Kind("sum", "chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}, number, 0.4),
-    Kind("leap_year", "calendar_arithmetic", {"tasks": ["is_leap_year"], "leap_year_range": 2000}, yes_or_no, 0.2),
-    Kind("needle", "needle_haystack", {"min_num_statements": 2, "max_num_statements": 3}, text, 0.2),
+    Kind("leap_year", "calendar_arithmetic", {"tasks": ["is_leap_year"], "leap_year_range": 2000}, yes_or_no, 0.3, 2),
+    Kind("reversed_words", "word_sequence_reversal", {"min_words": 2, "max_words": 2}, text, 0.2, 2),
+    Kind("sum", "chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}, number, 0.2),
+    Kind("product", "products", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}, number, 0.1),
     Kind("story", "gsm_symbolic", {}, number, 0.2),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}

@@ -1,5 +1,5 @@
 """Make the directory of the SmolLM2 task: model/ with the model's licence and origin, train.parquet,
-validation.parquet, prompts of other lengths, and manifest.json."""
+validation.parquet, short_prompts.parquet, long_prompts.parquet and manifest.json."""
 
 import shutil
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Parameters:
 
     def manifest(self) -> dict[str, Any]:
         origin = {"wheel": SHA256, "reasoning_gym": REASONING_GYM}
-        kinds = {kind.name: {"family": kind.family, **kind.settings, "share": kind.share} for kind in KINDS}
+        kinds = [{name: value for name, value in asdict(kind).items() if name != "read"} for kind in KINDS]
         return {"format": FORMAT, "task": "verl_fuse_cpu/smollm2", **asdict(self), **origin, "kinds": kinds}
 
 
@@ -58,7 +58,7 @@ def make(out: Path, parameters: Parameters, wheel: str = WHEEL, say: Callable[[s
     reason why `out` cannot be used, what is not installed, or why there is no model."""
     # The reward needs it in every run.
     require_reasoning_gym()
-    parts = (*PARTS, *(f"{name}.parquet" for name in LONG_PROMPTS))
+    parts = (*PARTS, "short_prompts.parquet", "long_prompts.parquet")
     return make_folder(out, parameters.manifest(), lambda folder: _build(folder, parameters, wheel, say), parts)
 
 

@@ -4,38 +4,66 @@ Invariants (tests/unit/task/test_smollm2_problems.py):
 - no question comes twice, in one data set or in two;
 - a data set has every kind by its share, and no kind has more than 60 %;
 - the same seed gives the same problems.
+
+`short_prompts` has the kinds' bare questions, `long_prompts` each after `EXAMPLES` solved ones: lengths for benches.
 """
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse_cpu.task.smollm2.kinds import KINDS, Kind, dataset
 
 
+EXAMPLES = 4
+# Examples are drawn out of so many problems of a kind, which are in no data set.
+POOL = 40
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question of a kind, and what the verifier of the kind's family needs, as JSON."""
+    """A question of a kind, its answer, and what the verifier of the kind's family needs, as JSON. The chat before it
+    has `examples`."""
 
     kind: str
     question: str
+    answer: str
     truth: str
+    examples: tuple["Problem", ...] = ()
+
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        solved = [turn for problem in self.examples for turn in (problem.asked, problem.answered)]
+        return [*solved, self.asked]
+
+    @property
+    def asked(self) -> dict[str, str]:
+        return {"role": "user", "content": self.question}
+
+    @property
+    def answered(self) -> dict[str, str]:
+        return {"role": "assistant", "content": self.answer}
 
 
 def data_sets(train: int, validation: int, seed: int) -> dict[str, list[Problem]]:
-    """Return the problems of `train` and `validation`, in an order of no meaning; a FuseError names a kind that has too
-    few questions."""
-    counts = {"validation": validation, "train": train}
+    """Return the problems of each data set, in an order of no meaning; those for benches have as many as `validation`.
+    A FuseError names a kind that has too few questions."""
+    counts = {"validation": validation, "train": train, "short_prompts": validation, "long_prompts": validation}
     found: dict[str, list[Problem]] = {name: [] for name in counts}
+    mix = random.Random(seed)
     for kind in KINDS:
         stream = _questions(kind, seed)
+        solved = list(itertools.islice(stream, POOL))
         for name, count in counts.items():
-            found[name] += [next(stream) for _ in range(shares(count)[kind.name])]
+            examples = {"short_prompts": 0, "long_prompts": EXAMPLES}.get(name, kind.examples)
+            for problem in itertools.islice(stream, shares(count)[kind.name]):
+                found[name].append(replace(problem, examples=tuple(mix.sample(solved, examples))))
     for problems in found.values():
-        random.Random(seed).shuffle(problems)
+        mix.shuffle(problems)
     return found
 
 
@@ -51,7 +79,7 @@ def rows(problems: list[Problem], split: str) -> list[dict[str, Any]]:
     return [
         {
             "data_source": problem.kind,
-            "prompt": [{"role": "user", "content": problem.question}],
+            "prompt": problem.chat,
             "ability": "reasoning",
             "reward_model": {"style": "rule", "ground_truth": problem.truth},
             "extra_info": {"split": split, "index": index},
@@ -69,5 +97,5 @@ def _questions(kind: Kind, seed: int) -> Iterator[Problem]:
         if entry["question"] not in seen:
             seen.add(entry["question"])
             truth = {"answer": entry["answer"], "metadata": entry["metadata"]}
-            yield Problem(kind.name, entry["question"].strip(), json.dumps(truth, default=str))
+            yield Problem(kind.name, entry["question"].strip(), entry["answer"], json.dumps(truth, default=str))
     raise FuseError(f"{kind.name} has {len(seen)} questions: fewer problems are needed")
