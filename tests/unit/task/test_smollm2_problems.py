@@ -89,12 +89,28 @@ def drawn():
 
 @needs_reasoning_gym
 def test_every_kind_has_its_share_and_no_question_comes_twice(drawn):
-    assert {name: len(problems) for name, problems in drawn.items()} == {"train": 640, "validation": 128}
+    assert {name: len(problems) for name, problems in drawn.items()} == {
+        "validation": 128,
+        "train": 640,
+        "short_prompts": 128,
+        "long_prompts": 128,
+    }
     for problems in drawn.values():
         counts = {kind.name: sum(problem.kind == kind.name for problem in problems) for kind in KINDS}
         assert counts == shares(len(problems))
     questions = [problem.question for problems in drawn.values() for problem in problems]
     assert len(set(questions)) == len(questions)
+    examples = {solved.question for problems in drawn.values() for problem in problems for solved in problem.examples}
+    assert examples.isdisjoint(questions)
+
+
+@needs_reasoning_gym
+def test_solved_problems_stand_before_a_question_as_turns_of_the_chat(drawn):
+    for row in rows(drawn["validation"], "validation"):
+        roles = [turn["role"] for turn in row["prompt"]]
+        assert roles == ["user", "assistant"] * BY_NAME[row["data_source"]].examples + ["user"]
+    assert {len(problem.chat) for problem in drawn["short_prompts"]} == {1}
+    assert {len(problem.chat) for problem in drawn["long_prompts"]} == {9}
 
 
 DRAW = "from verl_fuse_cpu.task.smollm2.problems import data_sets; print(data_sets(40, 20, int(input())))"
@@ -114,7 +130,7 @@ def test_the_seed_decides_the_problems_in_every_process():
 
 @needs_reasoning_gym
 def test_a_kind_that_has_too_few_questions_is_named(monkeypatch):
-    monkeypatch.setattr(kinds, "MOST", 50)
+    monkeypatch.setattr(kinds, "MOST", 500)
     with pytest.raises(FuseError, match=r"^\w+ has \d+ questions: fewer problems are needed$"):
         data_sets(1000, 20, seed=0)
 

@@ -44,7 +44,9 @@ def respond(model: Any, prompts: list[list[int]], end: int, most: int) -> list[l
 
 def measure(model: Any, tokenizer: Any, rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     """Answer every problem once; return kind, prompt and response in tokens, text, `ended` and `acc` of each."""
-    chats = [tokenizer.apply_chat_template(list(row["prompt"]), add_generation_prompt=True, tokenize=False) for row in rows]
+    chats = [
+        tokenizer.apply_chat_template(list(row["prompt"]), add_generation_prompt=True, tokenize=False) for row in rows
+    ]
     prompts = [tokenizer(chat, add_special_tokens=False)["input_ids"] for chat in chats]
     # Prompts of about one length share a batch.
     order = sorted(range(len(rows)), key=lambda i: len(prompts[i]))
