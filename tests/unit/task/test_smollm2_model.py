@@ -1,4 +1,4 @@
-"""The converted model; the conversion needs gguf and the wheel: VERL_FUSE_SMOLLM2_WHEEL=FILE after `make setup-real`."""
+"""The converted model; this needs gguf (`make setup-real`) and the wheel (VERL_FUSE_SMOLLM2_WHEEL=FILE)."""
 
 import json
 import os

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_without_reasoning_gym_one_sentence_says_how_to_get_it(tmp_path, monkeyp
 def test_a_full_disk_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr(make, "require_reasoning_gym", lambda: None)
     monkeypatch.setattr(make, "require_gguf", lambda: None)
-    monkeypatch.setattr(make.shutil, "disk_usage", lambda path: (10**12, 10**12 - 4 * 10**8, 4 * 10**8))
+    monkeypatch.setattr(make.shutil, "disk_usage", lambda path: SimpleNamespace(free=4 * 10**8))
     with pytest.raises(FuseError, match=r"0\.4 GB are free; the task needs 1\.0 GB$"):
         make.make(tmp_path / "out", Parameters(), wheel=str(tmp_path / "none.whl"))
     assert list(tmp_path.iterdir()) == []
@@ -130,7 +131,7 @@ def test_the_seed_decides_the_problems_in_every_process():
 
 @needs_reasoning_gym
 def test_a_kind_that_has_too_few_questions_is_named(monkeypatch):
-    monkeypatch.setattr(kinds, "MOST", 500)
+    monkeypatch.setattr(kinds, "MOST", 100)
     with pytest.raises(FuseError, match=r"^\w+ has \d+ questions: fewer problems are needed$"):
         data_sets(1000, 20, seed=0)
 
@@ -156,7 +157,11 @@ def test_right_and_wrong_answers_through_verls_reward_manager(drawn, repo):
     async def reward(row, response):
         manager = get_reward_manager_cls("naive")(config, tokenizer, score)
         ids = torch.tensor([tokenizer(response)["input_ids"]])
-        tensors = {"responses": ids, "prompts": ids[:, :1], "attention_mask": torch.ones(1, 1 + ids.shape[1])}
+        tensors = {
+            "responses": ids,
+            "prompts": ids[:, :1],
+            "attention_mask": torch.ones(1, 1 + ids.shape[1], dtype=torch.long),
+        }
         columns = {name: np.array([row[name]], dtype=object) for name in ("data_source", "reward_model", "extra_info")}
         done = await manager.run_single(DataProto.from_dict(tensors=tensors, non_tensors=columns))
         assert done["reward_extra_info"]["acc"] == done["reward_score"]

@@ -18,7 +18,6 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse_cpu.task.smollm2.kinds import KINDS, Kind, dataset
 
-
 EXAMPLES = 4
 # Examples are drawn out of so many problems of a kind, which are in no data set.
 POOL = 40
