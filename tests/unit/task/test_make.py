@@ -60,8 +60,8 @@ def test_what_fails_half_way_leaves_nothing_behind(tmp_path):
     with pytest.raises(FuseError, match=r"out cannot be made: No space left on device; nothing was left behind$"):
         make_folder(tmp_path / "out", {}, fill_the_disk)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
     with pytest.raises(FuseError, match=r"out cannot be made: File exists"):
-        (tmp_path / "file").write_text("")
         make_folder(tmp_path / "file" / "out", {}, build)
 
 

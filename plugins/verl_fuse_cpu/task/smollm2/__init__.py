@@ -1,1 +1,1 @@
-"""Makes the task of a published language model: SmolLM2-135M-Instruct, and problems of reasoning-gym (see README.md)."""
+"""Makes the task of a published model: SmolLM2-135M-Instruct, and problems of reasoning-gym (see README.md)."""
