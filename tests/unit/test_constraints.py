@@ -26,6 +26,14 @@ def pinned(repo: Path, stack: str) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pairs}
 
 
+def real(repo: Path) -> dict[str, str]:
+    """What the extra `real` needs beside a stack."""
+    lines = (repo / "ci/real.txt").read_text().splitlines()
+    hashed = [line.split(" --hash=sha256:") for line in lines if not line.startswith("#")]
+    assert all(len(hash_) == 64 for _, hash_ in hashed)
+    return {canonicalize_name(name): version for name, version in (pair.split("==") for pair, _ in hashed)}
+
+
 def test_every_folder_is_a_stack_that_is_known(repo: Path):
     assert {folder.name for folder in (repo / "ci/stacks").iterdir()} == set(STACKS)
 
@@ -34,7 +42,7 @@ def test_every_requirement_is_pinned_at_a_version_it_allows(repo: Path, stack: s
     project = tomllib.loads((repo / "pyproject.toml").read_text())
     declared = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
     declared += [line for extra in project["project"]["optional-dependencies"].values() for line in extra]
-    versions = pinned(repo, stack)
+    versions = {**real(repo), **pinned(repo, stack)}
     wrong = [
         line
         for line in declared
@@ -42,6 +50,11 @@ def test_every_requirement_is_pinned_at_a_version_it_allows(repo: Path, stack: s
         and not requirement.specifier.contains(versions.get(canonicalize_name(requirement.name), "0"))
     ]
     assert wrong == []
+
+
+def test_what_the_real_model_needs_is_in_no_stack(repo: Path, stack: str):
+    assert real(repo).keys() & pinned(repo, stack).keys() == set()
+    assert {"gguf", "reasoning-gym"} <= real(repo).keys()
 
 
 def test_torch_is_pinned_without_a_build(repo: Path, stack: str):

@@ -46,6 +46,7 @@ TASKS = {
     "euclid": ("verl_fuse_cpu.task",),
     "euclid-4-layers": ("verl_fuse_cpu.task", "--layers", "4"),
     "euclid-tools": ("verl_fuse_cpu.task", "--tools"),
+    "smollm2": ("verl_fuse_cpu.task", "--model", "smollm2"),
 }
 
 

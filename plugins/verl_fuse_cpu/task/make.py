@@ -1,60 +1,21 @@
-"""Make the task's directory: train.parquet, validation.parquet, model/ (weights and tokenizer) and manifest.json; with
-a calculator also tools.py, which verl loads.
+"""Make the directory of the Euclid task: train.parquet, validation.parquet, model/ (weights and tokenizer) and
+manifest.json; with a calculator also tools.py, which verl loads."""
 
-Invariants (tests/unit/task/test_make.py):
-- a directory that holds this task with the same parameters is left alone;
-- the directory appears whole or not at all: `make` builds the directory beside its place and renames it;
-- a directory that holds anything else is refused, never overwritten.
-"""
-
-import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verl_fuse.errors import FuseError
-from verl_fuse.spec.files import load_json
 from verl_fuse_cpu.task.calculator import TOOL_FILE, TOOL_SOURCE, transcript
 from verl_fuse_cpu.task.euclid import Pair, all_pairs, draw, held_out
+from verl_fuse_cpu.task.folder import PARTS, make_folder
 from verl_fuse_cpu.task.parameters import DATA_SOURCE, Parameters
-
-MANIFEST = "manifest.json"
 
 
 def make(out: Path, parameters: Parameters, say: Callable[[str], None] = print) -> bool:
     """Make the task in `out` unless the task is there; return True if the task was made. Raises a FuseError with the
     reason why `out` cannot be used."""
-    existing = read_manifest(out)
-    if existing == parameters.manifest():
-        return False
-    if existing is None and out.exists() and any(out.iterdir()):
-        raise FuseError(f"{out} holds files but no {MANIFEST} of this task: name an empty or new directory")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    building = out.parent / f".{out.name}-{os.getpid()}"
-    building.mkdir()
-    try:
-        _build(building, parameters, say)
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(building, out)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return True
-
-
-def read_manifest(out: Path) -> dict[str, Any] | None:
-    """Return the manifest in `out`, None without one; raises FuseError when the manifest cannot be read."""
-    path = out / MANIFEST
-    if out.exists() and not out.is_dir():
-        raise FuseError(f"{out} is a file; a directory is needed")
-    if not path.exists():
-        return None
-    try:
-        return load_json(path)
-    except FuseError as error:
-        raise FuseError(f"{error}: delete {out} to make it again") from error
+    parts = (*PARTS, TOOL_FILE) if parameters.tools else PARTS
+    return make_folder(out, parameters.manifest(), lambda folder: _build(folder, parameters, say), parts)
 
 
 def _build(out: Path, parameters: Parameters, say: Callable[[str], None]) -> None:
@@ -77,7 +38,6 @@ def _build(out: Path, parameters: Parameters, say: Callable[[str], None]) -> Non
     tokenizer.save_pretrained(out / "model")
     if tools:
         (out / TOOL_FILE).write_text(TOOL_SOURCE)
-    (out / MANIFEST).write_text(json.dumps(parameters.manifest(), indent=2) + "\n")
 
 
 def row(pair: Pair, split_name: str, index: int, tools: bool = False) -> dict[str, Any]:

@@ -15,11 +15,13 @@ def test_the_shipped_recipes():
         ("grpo-cpu", "GRPO", "euclid"),
         ("grpo-fsdp2-8gpu", "GRPO", None),
         ("grpo-gsm8k-8gpu", "GRPO", None),
+        ("grpo-smollm2-cpu", "GRPO", "smollm2"),
         ("grpo-tools-cpu", "GRPO", "euclid-tools"),
         ("ppo-cpu", "PPO", "euclid"),
         ("ppo-gsm8k-8gpu", "PPO", None),
         ("ppo-megatron-8gpu", "PPO", None),
         ("ppo-megatron-cpu", "PPO", "euclid-4-layers"),
+        ("ppo-smollm2-cpu", "PPO", "smollm2"),
     ]
 
 
@@ -49,8 +51,8 @@ def test_an_unknown_recipe_is_answered_with_the_choices():
     with pytest.raises(
         FuseError,
         match=r"^no recipe 'ppo' \(did you mean 'ppo-cpu'\?\); choose from: dapo-cpu, grpo-common-8gpu, grpo-cpu, "
-        r"grpo-fsdp2-8gpu, grpo-gsm8k-8gpu, grpo-tools-cpu, ppo-cpu, ppo-gsm8k-8gpu, ppo-megatron-8gpu, "
-        r"ppo-megatron-cpu$",
+        r"grpo-fsdp2-8gpu, grpo-gsm8k-8gpu, grpo-smollm2-cpu, grpo-tools-cpu, ppo-cpu, ppo-gsm8k-8gpu, "
+        r"ppo-megatron-8gpu, ppo-megatron-cpu, ppo-smollm2-cpu$",
     ):
         find_recipe("ppo")
 

@@ -92,7 +92,7 @@ def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_pla
         ),
         (
             "recipe.prepare=nope",
-            "recipe.prepare='nope': allowed: euclid, euclid-4-layers, euclid-tools, or null to make nothing",
+            "recipe.prepare='nope': allowed: euclid, euclid-4-layers, euclid-tools, smollm2, or null to make nothing",
         ),
         ("fuse=nope", r"Could not find 'fuse/nope' Available options in 'fuse': default pipeline streaming tail$"),
         ("trainer.default_local_dir=${nope}", r"^trainer\.default_local_dir: Interpolation key 'nope' not found"),

@@ -1,0 +1,4 @@
+#!/bin/sh
+# verl-fuse on; arguments are Hydra overrides.
+# `verl-fuse run grpo-smollm2-cpu --dry-run` prints the plain verl command behind it.
+exec verl-fuse run grpo-smollm2-cpu "$@"

@@ -1,0 +1,3 @@
+#!/bin/sh
+# Stock verl (trainer.v1.trainer_mode=sync, no `fuse` block), everything else the same; arguments are Hydra overrides.
+exec verl-fuse run ppo-smollm2-cpu --baseline "$@"
