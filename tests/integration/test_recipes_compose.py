@@ -99,6 +99,9 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
         name: sorted(line.split("fuse.")[2].split("=")[0] for line in lines if ": without " not in line)
         for name, lines in json.loads(chosen.removeprefix("CHOSEN ")).items()
     }
+    # A run of the first chose these and more, `share_prompts` among them.
+    for name in ("grpo-smollm2-cpu", "ppo-smollm2-cpu"):
+        assert {"speculation.enabled", "update.balance", "update.response_logits"} <= set(on.pop(name))
     # Beside what the recipe itself sets; what the others are refused for is in tests/unit/host/test_preset.py.
     updates = ["update.balance", "update.response_logits", "update.skip_old_log_prob"]
     assert on == {
