@@ -45,7 +45,7 @@ LAYERS = (
     ("verl_fuse.feature", "verl_fuse.advice"),
     ("verl_fuse.hookspecs", "verl_fuse.plugins"),
     ("verl_fuse.testing",),
-    ("verl_fuse.host.names", "verl_fuse.host.config"),
+    ("verl_fuse.host.names", "verl_fuse.host.switch", "verl_fuse.host.config"),
     ("verl_fuse.host.upstream",),
     ("verl_fuse.host.record",),
     ("verl_fuse.host.start",),
