@@ -74,7 +74,7 @@ def require_reasoning_gym() -> None:
 
 def dataset(kind: Kind, seed: int) -> Any:
     """Return the problems of a kind that follow from the seed, each with question, answer and metadata."""
-    import reasoning_gym
+    import reasoning_gym  # pyright: ignore[reportMissingImports]
 
     # reasoning-gym adds a problem's number to its seed.
     return reasoning_gym.create_dataset(kind.family, seed=seed * MOST, size=MOST, **kind.settings)
@@ -83,7 +83,7 @@ def dataset(kind: Kind, seed: int) -> Any:
 @cache
 def verifier(family: str) -> Callable[[str, dict[str, Any]], float]:
     """Return the family's function of an answer and a problem: 1 if the answer is right."""
-    import reasoning_gym
+    import reasoning_gym  # pyright: ignore[reportMissingImports]
 
     # Its annotation there says that it takes no arguments.
     function: Any = reasoning_gym.get_score_answer_fn(family)
