@@ -38,7 +38,20 @@ def guide(repo: Path) -> str:
 
 
 def test_it_is_read_in_a_minute(readme: str):
-    assert len(readme.split()) <= 700
+    assert len(readme.split()) <= 800
+
+
+def test_the_first_screen_has_versions_install_check_switch_and_picture(readme: str):
+    screen = "\n".join(readme.splitlines()[:45])
+    for each in (
+        "verl 0.9.1",
+        "Python 3.11",
+        "pip install 'verl-fuse[verl]'",
+        "verl-fuse check --script run.sh",
+        "trainer.v1.trainer_mode=fuse fuse.preset=fast",
+        "](ci/docs/steps.svg)",
+    ):
+        assert each in screen
 
 
 def tables(text: str) -> list[str]:
