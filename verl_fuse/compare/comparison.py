@@ -77,10 +77,7 @@ class Comparison:
     @property
     def speedup(self) -> Interval:
         """Return the factor by which the second run's steps are faster."""
-        low, high = self.ratio.low, self.ratio.high
-        if low is None or high is None:
-            return Interval(1 / self.ratio.value, None, None)
-        return Interval(1 / self.ratio.value, 1 / high, 1 / low)
+        return self.ratio.inverse
 
     def curve(self, name: str) -> Curve | None:
         return next((curve for curve in self.curves if curve.name == name), None)

@@ -37,6 +37,12 @@ class Interval:
         """Tell whether the interval does not exclude `value`."""
         return self.low is None or self.high is None or self.low <= value <= self.high
 
+    @property
+    def inverse(self) -> "Interval":
+        """The interval of 1 / value, of values > 0: times as fast, of a ratio of seconds."""
+        low, high = (None if end is None else 1 / end for end in (self.high, self.low))
+        return Interval(1 / self.value, low, high)
+
 
 def mean(values: Sequence[float]) -> Interval:
     """Return the interval of the mean of steps' values, in their order."""

@@ -21,8 +21,8 @@ LITTLE_LATE = 0.02
 
 def verdict(found: Comparison) -> str:
     """Return one sentence on step time and rewards."""
-    value, _, bounds = interval_text(found.ratio).partition(" ")
-    taken = f"fused steps take {value} of {_baseline(found)} {bounds}".rstrip()
+    value, _, bounds = interval_text(found.speedup).partition(" ")
+    taken = f"fused steps are {value} times as fast as {_baseline(found)} {bounds}".rstrip()
     if found.ratio.low is None:
         return f"one step says nothing of noise: {taken} in step {found.steps[0]}, the only one that can be compared"
     rewards = found.curve(REWARD_CURVE)
@@ -128,4 +128,4 @@ def _generation(found: Comparison) -> float:
 
 
 def _baseline(found: Comparison) -> str:
-    return "stock" if found.base.stock else "the baseline"
+    return "stock's" if found.base.stock else "the baseline's"

@@ -42,16 +42,18 @@ def _answer(trials: Sequence[Trial]) -> Answer:
         overrides, pairs = min(finals, key=lambda each: (-len(each[1]), between(each[1]).value))
         found = between(pairs)
         if found.high is None or found.high >= 1:
-            remark = f"measured again in turn, the fastest finalist took {interval_text(found)} of the base's steps"
+            faster = f"{interval_text(found.inverse)} times as fast as the base"
+            remark = f"measured again in turn, the fastest finalist was {faster}"
             return _stays([one for one, _ in pairs], f"{NOTHING}: {remark}")
-        return _best(overrides, pairs, f"steps take {interval_text(found)} of the base's, measured again in turn")
+        faster = f"{interval_text(found.inverse)} times as fast as the base's"
+        return _best(overrides, pairs, f"steps are {faster}, measured again in turn")
     if not (tried := fastest(trials)):
         others, least = len({trial.overrides for trial in trials if trial.overrides}), 1 - KEPT
         remark = f"none of {others} other trials was faster by {least:.0%}" if others else "the base alone was tried"
         return _stays(base, f"{NOTHING}: {remark}")
     ratios = {each: between(whole_steps(trials, each)) for each in tried}
     overrides = next((each for each in tried if sure(ratios[each])), tried[0])
-    took = f"the fastest trial took {interval_text(ratios[overrides])} of the base's steps"
+    took = f"the fastest trial was {interval_text(ratios[overrides].inverse)} times as fast as the base"
     if not sure(ratios[overrides]):
         return _stays(base, f"{NOTHING}: {took}, and noise may be the reason; it was not measured again")
     return _best(overrides, whole_steps(trials, overrides), f"{took}; it was not measured again")

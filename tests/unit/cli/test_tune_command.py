@@ -185,7 +185,7 @@ def test_the_table_has_every_trial_and_the_verdict_comes_last(tuned):
     lines = [line.strip() for line in out.splitlines()]
     assert code == 0
     assert f"Overrides to paste:\n  {SEQS}=32\n" in out
-    assert lines[-1].startswith("Verdict: steps take 0.50 [")
+    assert lines[-1].startswith("Verdict: steps are 2.00 [")
     assert any("the base" in line and "2.00 [" in line for line in lines)
     assert any(f"{SEQS}=32" in line and "1.00 [" in line and "rounds" in line for line in lines)
     assert "out of memory: CUDA" in out

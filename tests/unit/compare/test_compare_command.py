@@ -37,7 +37,10 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 
 
 def test_a_run_that_is_a_fifth_faster(stock: Path, faster: Path, capsys: pytest.CaptureFixture[str]):
     shown = ask(capsys, stock, faster)
-    assert shown.splitlines()[-1] == "Verdict: fused steps take 0.81 of stock [0.78, 0.83]; rewards within noise"
+    assert (
+        shown.splitlines()[-1]
+        == "Verdict: fused steps are 1.24 times as fast as stock's [1.20, 1.28]; rewards within noise"
+    )
     for text in (
         f"base:  {stock}",
         f"fused: {faster}",
@@ -63,7 +66,7 @@ def test_the_page_links_the_timelines_that_there_are(
 
 
 def test_of_an_equal_run_is_said_that_nothing_differs(stock: Path, equal: Path, capsys: pytest.CaptureFixture[str]):
-    assert "Verdict: nothing differs beyond noise: fused steps take " in ask(capsys, stock, equal)
+    assert "Verdict: nothing differs beyond noise: fused steps are " in ask(capsys, stock, equal)
 
 
 def test_a_third_run_in_observe_mode_tells_what_is_polling(tmp_path: Path, stock: Path, faster: Path, capsys):
@@ -77,7 +80,7 @@ def test_a_third_run_in_observe_mode_tells_what_is_polling(tmp_path: Path, stock
     polling = found["polling"]
     assert polling["value"] == pytest.approx(arms["stock"] - arms["observe"])
     assert polling["low"] < polling["value"] < polling["high"]
-    beside = [note for note in found["notes"] if note.startswith("Beside observe mode fused steps take 0.9")]
+    beside = [note for note in found["notes"] if note.startswith("Beside observe mode fused steps are 1.1")]
     assert len(beside) == 1, found["notes"]
     assert judge(stock, faster, 1, True, None, None) == 0
     assert not {"arms", "polling"} & json.loads(capsys.readouterr().out).keys()
@@ -96,7 +99,7 @@ def test_the_exit_code_says_whether_it_is_fast_enough(
 
 def test_json_is_one_object_and_nothing_else(stock: Path, faster: Path, capsys: pytest.CaptureFixture[str]):
     found = json.loads(ask(capsys, stock, faster, "--json", "--at-least", "2", code=1))
-    assert found["verdict"] == "fused steps take 0.81 of stock [0.78, 0.83]; rewards within noise"
+    assert found["verdict"] == "fused steps are 1.24 times as fast as stock's [1.20, 1.28]; rewards within noise"
     assert found["at_least"] == {"wanted": 2.0, "bound": "speedup.low", "met": False}
     assert found["speedup"]["low"] == pytest.approx(1 / found["ratio"]["high"])
     assert sum(stage["base"] for stage in found["stages"]) == pytest.approx(found["whole"]["base"])
@@ -108,7 +111,7 @@ def test_the_page_is_written_where_it_is_wanted(
 ):
     shown = ask(capsys, stock, faster, "--html", tmp_path / "page.html")
     assert f"Page: {tmp_path / 'page.html'}" in shown
-    assert "Fused steps take 0.81 of stock" in (tmp_path / "page.html").read_text()
+    assert "Fused steps are 1.24 times as fast as stock" in (tmp_path / "page.html").read_text()
 
 
 def test_samples_asked_for_and_other_differences_come_from_the_configurations(

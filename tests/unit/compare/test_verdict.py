@@ -42,15 +42,19 @@ LIKE, HIGHER = [0.5, 0.51, 0.49, 0.52, 0.48], [0.7, 0.71, 0.69, 0.7, 0.72]
 @pytest.mark.parametrize(
     ("fused", "rewards", "sentence"),
     [
-        (FAST, LIKE, "fused steps take 0.74 of stock [0.73, 0.75]; rewards within noise"),
-        (SLOW, LIKE, "fused steps take 1.10 of stock [1.08, 1.13], slower; rewards within noise"),
-        (SAME, LIKE, "nothing differs beyond noise: fused steps take 1.00 of stock [0.97, 1.03]; rewards within noise"),
+        (FAST, LIKE, "fused steps are 1.35 times as fast as stock's [1.34, 1.36]; rewards within noise"),
+        (SLOW, LIKE, "fused steps are 0.90 times as fast as stock's [0.89, 0.92], slower; rewards within noise"),
+        (
+            SAME,
+            LIKE,
+            "nothing differs beyond noise: fused steps are 1.00 times as fast as stock's [0.97, 1.03]; rewards within noise",
+        ),
         (
             SAME,
             HIGHER,
-            "fused steps take 1.00 of stock [0.97, 1.03], within noise; rewards differ by +0.204 [+0.190, +0.218]",
+            "fused steps are 1.00 times as fast as stock's [0.97, 1.03], within noise; rewards differ by +0.204 [+0.190, +0.218]",
         ),
-        (SAME, None, "fused steps take 1.00 of stock [0.97, 1.03], within noise; no rewards to compare"),
+        (SAME, None, "fused steps are 1.00 times as fast as stock's [0.97, 1.03], within noise; no rewards to compare"),
     ],
 )
 def test_the_sentence(fused: list[float], rewards: list[float] | None, sentence: str):
@@ -60,7 +64,7 @@ def test_the_sentence(fused: list[float], rewards: list[float] | None, sentence:
 def test_of_one_step_nothing_is_claimed():
     found = runs([5.0], [4.0], [0.5, 0.5])
     assert verdict(found) == (
-        "one step says nothing of noise: fused steps take 0.80 of stock in step 2, the only one that can be compared"
+        "one step says nothing of noise: fused steps are 1.25 times as fast as stock's in step 2, the only one that can be compared"
     )
     assert at_least(found, 0.5) == (
         False,

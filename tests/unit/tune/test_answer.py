@@ -22,7 +22,7 @@ def test_finals_alone_decide_and_their_interval_is_known():
     assert (found.base.value, found.best.value) == (pytest.approx(4.0), pytest.approx(2.0))
     assert found.ratio.value == pytest.approx(0.5)
     assert found.ratio.low < 0.5 < found.ratio.high < 1
-    assert found.verdict.startswith("steps take 0.50 [")
+    assert found.verdict.startswith("steps are 2.00 [")
 
 
 def test_nothing_is_better_where_the_finals_do_not_show_it():
@@ -32,7 +32,7 @@ def test_nothing_is_better_where_the_finals_do_not_show_it():
     assert found.overrides == ()
     assert (found.ratio.value, found.ratio.low, found.ratio.high) == (1.0, 1.0, 1.0)
     assert found.best == found.base
-    assert found.verdict.startswith(f"{NOTHING}: measured again in turn, the fastest finalist took 0.98 [")
+    assert found.verdict.startswith(f"{NOTHING}: measured again in turn, the fastest finalist was 1.02 [")
 
 
 def test_a_finalist_that_is_slower_in_the_finals_is_no_answer():
@@ -50,7 +50,7 @@ def test_without_finals_the_fastest_is_the_answer_and_the_sentence_says_so():
     found = answer([trial((), 4.0, 4.0), trial(A, 3.0, 3.0), trial(B, 2.0, 2.0)], interrupted=True)
     assert found.overrides == B
     assert found.verdict == (
-        "ended before all trials were made; the fastest trial took 0.50 [0.50, 0.50] of the base's steps; it was not "
+        "ended before all trials were made; the fastest trial was 2.00 [2.00, 2.00] times as fast as the base; it was not "
         "measured again"
     )
 
@@ -58,7 +58,7 @@ def test_without_finals_the_fastest_is_the_answer_and_the_sentence_says_so():
 def test_without_finals_a_gain_that_noise_may_explain_is_no_answer():
     found = answer([trial((), 4.0, 5.0, 3.0), trial(A, 3.0, 3.5, 4.0)])
     assert found.overrides == ()
-    assert found.verdict.startswith(f"{NOTHING}: the fastest trial took 0.88 [")
+    assert found.verdict.startswith(f"{NOTHING}: the fastest trial was 1.14 [")
     assert found.verdict.endswith("and noise may be the reason; it was not measured again")
     # One that can be told from noise wins over one that seems faster.
     found = answer([trial((), 4.0, 5.0, 3.0), trial(A, 1.0, 4.5, 3.0), trial(B, 3.2, 4.0, 2.4)])
