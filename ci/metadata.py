@@ -18,6 +18,7 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 REPOSITORY = "VERL_FUSE_REPOSITORY"
+ADDRESS = re.compile(r"https://[\w.-]+(:\d+)?(/[\w.~-]+){2,}/?")
 # A picture with its caption, a paragraph in italics; and a link or picture to a file or a folder.
 PICTURE = re.compile(r"^!\[[^\]]*\]\((?!\w+://)[^)]*\)\n(?:\n\*[^*]+\*\n)?\n?", re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+://)([^)\s#]+)(#[^)\s]*)?\)")
@@ -41,10 +42,10 @@ def repository(environment: Any) -> str:
     """Return the address of the repository, without a slash at its end, or an empty text where none is given; a
     ValueError says what an address needs."""
     given = environment.get(REPOSITORY, "")
-    if given and not re.fullmatch(r"https://[^/\s]+/\S+", given):
+    if given and (not ADDRESS.fullmatch(given) or given.endswith(".git")):
         raise ValueError(
-            f"{REPOSITORY}={given!r}: needs the address of the repository's pages, https://HOST/OWNER/NAME; unset it "
-            "to build without addresses"
+            f"{REPOSITORY}={given!r}: needs the address of the repository's pages, https://HOST/OWNER/NAME, without a "
+            "name of a user, a query or .git; unset it to build without addresses"
         )
     return given.rstrip("/")
 

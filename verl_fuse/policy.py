@@ -8,6 +8,7 @@ what it returned and what is allowed.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, TypeVar
 
 from verl_fuse.errors import FuseError
@@ -25,13 +26,15 @@ class Policy:
 
     def predict(self, prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
         """Return predictions of response lengths, one per prompt, or None."""
-        return self._asked("fuse_predict", lambda found: _checked_predictions(found, prompts), prompts=prompts)
+        return self._asked(
+            "fuse_predict", Sequence, lambda found: _checked_predictions(found, prompts), prompts=prompts
+        )
 
     def scale(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
         """Return the number of replicas that generate the step, or None; a number above the existing replicas counts as
         soon as so many exist."""
         seen = {"prompts": prompts, "replicas": replicas, "most": most}
-        return self._asked("fuse_scale", lambda count: _checked_count(count, most), **seen)
+        return self._asked("fuse_scale", Integral, lambda count: _checked_count(count, most), **seen)
 
     def assign(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
@@ -39,23 +42,31 @@ class Policy:
         """Return the replica of each prompt, or None; `running` prompts keep their replicas, and their samples are the
         unfinished samples."""
         seen = {"prompts": prompts, "replicas": replicas, "running": running}
-        return self._asked("fuse_assign", lambda homes: _checked_homes(homes, prompts, replicas), **seen)
+        return self._asked("fuse_assign", Mapping, lambda homes: _checked_homes(homes, prompts, replicas), **seen)
 
     def infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
         """Return the keys of the micro-group to run now, or None."""
-        return self._asked("fuse_infer_next", lambda keys: _checked_keys(keys, view, lane), view=view, lane=lane)
+        return self._asked(
+            "fuse_infer_next", Sequence, lambda keys: _checked_keys(keys, view, lane), view=view, lane=lane
+        )
 
     def train_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
         """Return the keys of the complete groups to train on now, or None."""
-        return self._asked("fuse_train_next", lambda keys: _checked_groups(keys, view), view=view, lane=lane)
+        return self._asked("fuse_train_next", Sequence, lambda keys: _checked_groups(keys, view), view=view, lane=lane)
 
     def migration(self, view: RolloutView) -> Migration | None:
         """Return the replicas that finish the long tail, including replicas with requests that cannot move; or None."""
-        return self._asked("fuse_migration", lambda migration: _checked_migration(migration, view), view=view)
+        return self._asked(
+            "fuse_migration", Migration, lambda migration: _checked_migration(migration, view), view=view
+        )
 
-    def _asked(self, hook: str, checked: Callable[[Any], T], **seen: Any) -> T | None:
+    def _asked(self, hook: str, kind: type, checked: Callable[[Any], T], **seen: Any) -> T | None:
         answer = getattr(self._hook, hook)(**seen)
-        return None if answer is None else checked(answer)
+        if answer is None:
+            return None
+        if not isinstance(answer, kind):
+            raise FuseError(f"{hook} returned {answer!r}; allowed: {kind.__name__}, or None")
+        return checked(answer)
 
 
 class GuardedPolicy(Policy):
@@ -73,15 +84,15 @@ class GuardedPolicy(Policy):
         self._off = False
         self.step = step
 
-    def failed(self, hook: str, error: Exception) -> None:
+    def failed(self, hook: str, error: BaseException) -> None:
         """Tell of a failure in the step; called while the exception is handled."""
 
-    def _asked(self, hook: str, checked: Callable[[Any], T], **seen: Any) -> T | None:
+    def _asked(self, hook: str, kind: type, checked: Callable[[Any], T], **seen: Any) -> T | None:
         if self._off:
             return None
         try:
-            return super()._asked(hook, checked, **seen)
-        except Exception as error:  # noqa: BLE001 - a plugin may raise any exception
+            return super()._asked(hook, kind, checked, **seen)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise any exception
             self._off = True
             self.fallbacks += 1
             self.failed(hook, error)
@@ -107,7 +118,9 @@ def _checked_homes(
     homes: Mapping[str, int], prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]
 ) -> Mapping[str, int]:
     ranks = {replica.rank for replica in replicas}
-    strangers = [f"{uid!r}: {rank}" for uid, rank in homes.items() if rank not in ranks]
+    strangers = [
+        f"{uid!r}: {rank!r}" for uid, rank in homes.items() if not isinstance(rank, Integral) or rank not in ranks
+    ]
     unknown = sorted(set(homes) - {prompt.uid for prompt in prompts})
     if strangers or unknown:
         raise FuseError(

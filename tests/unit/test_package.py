@@ -59,10 +59,24 @@ def test_with_a_repository_every_address_is_in_it():
     assert f"]({ADDRESS}/raw/v{__version__}/ci/docs/steps.svg)" in built["readme"]["text"]
 
 
-@pytest.mark.parametrize("given", ["forge.example/x/y", "http://forge.example/x/y", "https://forge.example"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "forge.example/x/y",
+        "http://forge.example/x/y",
+        "https://forge.example",
+        "https://forge.example//",
+        "https://forge.example/x",
+        "https://user:token@forge.example/x/y",
+        "https://forge.example/x/y.git",
+        "https://forge.example/x/y?z=1",
+        "https://forge.example/x/y#z",
+        "https://forge.example/x/y)",
+    ],
+)
 def test_an_address_that_is_none_is_refused(given: str):
     with pytest.raises(
-        ValueError, match=rf"VERL_FUSE_REPOSITORY='{given}': needs the address .*https://HOST/OWNER/NAME"
+        ValueError, match=rf"VERL_FUSE_REPOSITORY='{re.escape(given)}': needs the address .*https://HOST/OWNER/NAME"
     ):
         repository({"VERL_FUSE_REPOSITORY": given})
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from verl_fuse.cli.compare import AtLeast, Html, WarmUp, check_options, judge
-from verl_fuse.cli.composition import select
+from verl_fuse.cli.composition import key_of, select
 from verl_fuse.cli.output import Json, examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import METRICS_FILE
@@ -56,8 +56,8 @@ def ab(
 
     Overrides of `fuse` go to the fused run alone, all others to all runs. The runs' folders are NAME-ab-stock,
     NAME-ab-observe and NAME-ab-fused; with --json, the output of the runs goes to stderr. Stock verl looks at its
-    rollout every 2 s, observe mode and a fused run by default more often: --baseline both makes three runs, tells the
-    gain over each, and the part of a step that is polling; tables, page and --at-least compare with stock.
+    rollout every 2 s, observe mode and a fused run by default more often: --baseline both makes three runs, and tells
+    the gain over each and the part that observe mode has alone; tables, page and --at-least compare with stock.
     """
     recipe = find_recipe(name)
     require_version()
@@ -86,7 +86,9 @@ def plan_runs(
     All start from the beginning, whatever an earlier comparison left there. A FuseError lists every problem of any run.
     """
     both = [override for override in overrides if not _FUSED_ONLY.match(override)]
-    arms = {"stock": both, "observe": [*both, *OBSERVE], "fused": list(overrides)}
+    # Observe mode looks at the rollout as often as the fused run.
+    looks = [override for override in overrides if key_of(override) == "fuse.poll_interval"]
+    arms = {"stock": both, "observe": [*both, *OBSERVE, *looks], "fused": list(overrides)}
     if baseline != "both":
         del arms["observe" if baseline == "stock" else "stock"]
     planned: dict[str, PlannedRun] = {}

@@ -119,7 +119,7 @@ def _show(report: Mapping[str, Any], unset: Mapping[str, list[str]]) -> None:
         for problem in report["problems"]:
             say(f"  - {problem}")
     if report["unknown"]:
-        say(f"Keys that verl {installed('verl')} does not have, left out: {', '.join(report['unknown'])}")
+        say(f"Not in verl {installed('verl')}'s YAML: {', '.join(report['unknown'])}")
     for name, keys in unset.items():
         say(f"The script does not tell {name}: {', '.join(keys)}")
     if report["paste"]:

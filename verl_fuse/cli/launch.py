@@ -124,7 +124,8 @@ def _of_yaml(file: Path, arguments: Sequence[str]) -> Run:
     values = _block(file)
     _, words = _options(arguments)
     engine = values.get("model_engine") or _engine_of(values)
-    verl = Source(_verl_folder(), CONFIG_NAME, (), str(file))
+    defaults = [each for each in values.get("defaults") or () if (_verl_folder() / f"{each}.yaml").is_file()]
+    verl = Source(_verl_folder(), defaults[0] if defaults else CONFIG_NAME, (), str(file))
     base = composed(verl, [f"model_engine={engine}"] if engine else [])
     if "defaults" in values:
         folder = file.resolve().parent

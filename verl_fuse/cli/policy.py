@@ -43,7 +43,8 @@ def simulated_policy(policy: str, workload: Workload) -> tuple[SimulatedPolicy, 
 
     def make(run: SimulatedRun) -> Any:
         manager = _manager(beside, policy, made)
-        blocks: dict[str, Any] = {name: block() for name, block in plugins.config_blocks(manager).items()}
+        named = _guarded(f"{OPTION} {policy}: fuse_config failed", lambda: plugins.config_blocks(manager))
+        blocks: dict[str, Any] = {name: block() for name, block in named.items()}
         for name in beside:
             blocks[name] = replace(blocks[name], enabled=True, layout="slices", migration_threshold=run.tail)
         trainer = SetUpTrainer(
@@ -96,7 +97,7 @@ def _made(policy: str) -> object:
                 "package"
             ) from error
         raise _failed(f"{OPTION} {policy}: {module} cannot be imported", error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(f"{OPTION} {policy}: {module} cannot be imported", error) from error
     finally:
         sys.path.remove(os.getcwd())
@@ -113,9 +114,11 @@ def _made(policy: str) -> object:
 def _guarded(what: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception as error:
+    except FuseError:
+        raise
+    except (Exception, SystemExit) as error:
         raise _failed(what, error) from error
 
 
-def _failed(what: str, error: Exception) -> FuseError:
+def _failed(what: str, error: BaseException) -> FuseError:
     return FuseError(f"{what}: {type(error).__name__}: {error}")

@@ -254,7 +254,7 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
     table = Table("strategy", *columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(
-            f"{row.strategy} (faulty)" if row.faults else row.strategy,
+            _named(row),
             f"{row.seconds.mean:.2f}",
             f"{row.generation_and_inference:.2f}",
             f"{row.training:.2f}",
@@ -265,17 +265,24 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
         )
     print_table(table)
     for row in rows:
-        if row.faults:
-            others = len({*row.faults}) - 1
-            more = f"; other failures: {others}" if others else ""
-            say(
-                f"{row.strategy}: FAULTY in {len(row.faults)} of {seeds} steps, whose rest went on without it: "
-                f"{row.faults[0]}{more}"
-            )
-        for note in row.notes:
+        for note in _notes(row):
             say(f"{row.strategy}: {note}")
     for call in rows[0].example.plan.calls:
         say(f"stock places {call.call} as {call.layout} with {call.microbatches} micro-batches")
+
+
+def _named(row: StrategyResult) -> str:
+    return f"{row.strategy} (faulty)" if row.faults else row.strategy
+
+
+def _notes(row: StrategyResult) -> tuple[str, ...]:
+    """Return what a reader of the row needs to know, a policy's first fault before all."""
+    if not row.faults:
+        return row.notes
+    others = len({*row.faults}) - 1
+    more = f"; other failures: {others}" if others else ""
+    count = f"{len(row.faults)} step{'s' if len(row.faults) > 1 else ''}"
+    return f"FAULTY in {count}, whose rest went on without it: {row.faults[0]}{more}", *row.notes
 
 
 def _widths_data(widths: Mapping[int, tuple[CallPlan, float]]) -> list[dict[str, Any]]:
@@ -378,7 +385,9 @@ def write_timelines(
         pages.append(page := page_of(run, 1))
         link = page.relative_to(folder).as_posix() if page else ""
         figures = row.seconds.mean, row.speedup.mean, row.idle
-        strategies.append(Strategy(row.strategy, row.example.spans, *figures, notes=row.notes, page=link))
+        strategies.append(
+            Strategy(_named(row), row.example.spans, *figures, notes=_notes(row), page=link, faulty=bool(row.faults))
+        )
     together = folder / STRATEGIES_PAGE
     try:
         write_atomically(together, strategies_page(title, verdict, origin, strategies))

@@ -37,6 +37,10 @@ class Interval:
         """Tell whether the interval does not exclude `value`."""
         return self.low is None or self.high is None or self.low <= value <= self.high
 
+    def __neg__(self) -> "Interval":
+        low, high = (None if end is None else -end for end in (self.high, self.low))
+        return Interval(-self.value, low, high)
+
     @property
     def inverse(self) -> "Interval":
         """The interval of 1 / value, of values > 0: times as fast, of a ratio of seconds."""

@@ -48,12 +48,12 @@ def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
 
 
 def polling_text(found: Comparison, polling: Interval) -> str:
-    """Return a sentence on the part of stock's step that is polling: `polling` is stock's seconds beyond those of
-    observe mode, `found` compares with stock."""
-    shorter = found.base.seconds.value - found.fused.seconds.value
+    """Return a sentence on the part of a gain over stock verl that observe mode has alone: `polling` is stock's seconds
+    beyond those of observe mode, `found` compares with stock."""
     return (
-        f"verl looks at its rollout every {VERL_POLL_INTERVAL:g} s, observe mode as often as verl-fuse: polling is "
-        f"{difference_text(polling)} s of stock's step, and fused steps are {shorter:.2f} s shorter than stock's."
+        f"Beside stock's a step takes {difference_text(found.whole.difference)} s; of that {difference_text(-polling)} "
+        f"s are observe mode's alone, which looks at the rollout more often than verl, every {VERL_POLL_INTERVAL:g} s, "
+        "and builds agent loops without Hydra."
     )
 
 

@@ -34,15 +34,22 @@ def require_on(why: str) -> None:
         raise FuseError(f"{VARIABLE}=off in the environment: {why}; unset it, or set it to on")
 
 
-def reach_workers() -> str | None:
-    """Have Ray set the variable in the workers of the run that this driver starts; return a sentence where a hook of
-    the user's is in the way."""
+def reach_workers(address: str | None) -> str | None:
+    """Have Ray set the variable in the workers of the run that this driver starts on the cluster at `address` (None:
+    what Ray finds); return a sentence where Ray does not ask the hook."""
     own = f"{__name__}.with_variable"
-    if os.environ.setdefault(_HOOK, own) == own:
+    hook = os.environ.setdefault(_HOOK, own)
+    if hook != own:
+        why = f"{_HOOK}={hook} is set"
+    elif "UV" in os.environ:
+        why = f"Ray does not read {_HOOK} under uv run"
+    elif (address or os.environ.get("RAY_ADDRESS") or "").startswith("ray://"):
+        why = f"Ray's client does not read {_HOOK}"
+    else:
         return None
     return (
-        f"{VARIABLE}=off is not handed to workers, because {_HOOK}={os.environ[_HOOK]} is set: on a Ray cluster that "
-        f"was started without the variable add +ray_kwargs.ray_init.runtime_env.env_vars.{VARIABLE}=off"
+        f"{VARIABLE}=off is not handed to workers, because {why}: on a Ray cluster that was started without the "
+        f"variable add +ray_kwargs.ray_init.runtime_env.env_vars.{VARIABLE}=off"
     )
 
 

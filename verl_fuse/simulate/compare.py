@@ -127,14 +127,14 @@ class Comparison:
         return stock_plan(self._workload, self._cost, replace(self._options, acceptance=None))
 
     def _steps(self, name: str) -> list[StepResult]:
-        policy = self._policies.get(name)
+        policy, shown = self._policies.get(name), name
         if policy is not None:
             name = "observe"
         at = self._plan if self._plan and "realloc" in features_of(name, self._named) else self._stock_plan
         strategy = "+".join(self._named.get(part, part) for part in name.split("+"))
         options, found = of_plan(self._options, at), []
         for seed in range(self._seeds):
-            self._report(f"{name}: step {seed + 1} of {self._seeds}")
+            self._report(f"{shown}: step {seed + 1} of {self._seeds}")
             rng = np.random.default_rng(seed)
             found.append(simulate_step(self._workload, at, self._cost, strategy, rng, options, policy))
         return found

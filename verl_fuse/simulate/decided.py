@@ -126,7 +126,7 @@ class SimulatedPolicy:
         assert self._hook is not None
         try:
             self._hook.fuse_event(event=event)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise FuseError(
                 f"fuse_event failed at {type(event).__name__} of step {event.step}: {type(error).__name__}: {error}; a "
                 "run would end there"
@@ -138,7 +138,7 @@ class _Told(GuardedPolicy):
         super().__init__(hook)
         self._faults = faults
 
-    def failed(self, hook: str, error: Exception) -> None:
+    def failed(self, hook: str, error: BaseException) -> None:
         wrong = isinstance(error, FuseError) and str(error).startswith(hook)
         self._faults.append(str(error) if wrong else f"{hook} raised {type(error).__name__}: {error}")
 

@@ -23,7 +23,8 @@ BASELINE = "observe"
 @dataclass(frozen=True)
 class Strategy:
     """A simulated strategy: one step of it; the seconds of a step, the speed-up over stock and the idle share over all
-    its steps; what it decided; the address of the step's page, empty where there is none."""
+    its steps; what it decided; the address of the step's page, empty where there is none; whether a policy of it
+    failed, which is shown whatever it changes."""
 
     name: str
     example: Timeline
@@ -32,6 +33,7 @@ class Strategy:
     idle: float
     notes: tuple[str, ...] = ()
     page: str = ""
+    faulty: bool = False
 
 
 def strategies_page(title: str, verdict: str, origin: str, strategies: Sequence[Strategy]) -> str:
@@ -65,7 +67,7 @@ def without_effect(strategies: Sequence[Strategy]) -> tuple[list[Strategy], list
 
     def changes(one: Strategy) -> bool:
         alike = abs(one.seconds / base.seconds - 1) < LITTLE and abs(one.idle - base.idle) < LITTLE
-        return one in (strategies[0], base) or not alike
+        return one in (strategies[0], base) or one.faulty or not alike
 
     return [one for one in strategies if changes(one)], [one for one in strategies if not changes(one)]
 

@@ -194,7 +194,9 @@ def test_the_text_names_all_of_it_and_marks_another_training(said):
     assert code == 0
     assert f"fuse.preset=fast switches on: {', '.join([*ON[:2], 'update.balance'])} without" in out
     assert f"with {ACTOR}.use_kl_loss=false it is on (other training: {ACTOR}.use_kl_loss)" in out
-    assert "with actor_rollout_ref.model.use_liger=false it is on Keys" in out, "other kernels are no other training"
+    assert "with actor_rollout_ref.model.use_liger=false it is on Not in verl" in out, (
+        "other kernels are no other training"
+    )
     assert "left out: trainer.no_such" in out
     assert out.endswith(f"Paste: {' '.join(PASTE)}")
 
@@ -286,8 +288,12 @@ def test_yaml_is_composed_or_merged_into_verl_s(found, tmp_path: Path):
     plain.write_text(OmegaConf.to_yaml(values))
     assert "update.skip_zero_gradient" in found("--script", plain)["on"]
     values = OmegaConf.from_dotlist([f"{ACTOR}.megatron.tensor_model_parallel_size=2"])
-    for engine, unknown in (("megatron", []), ("dp", [f"{ACTOR}.megatron"])):
-        defaults["defaults"] = ["ppo_trainer", "_self_", {"override model_engine": engine}]
+    for primary, unknown in (
+        (["ppo_trainer", "_self_", {"override model_engine": "megatron"}], []),
+        (["ppo_trainer", "_self_", {"override model_engine": "dp"}], [f"{ACTOR}.megatron"]),
+        (["ppo_megatron_trainer", "_self_"], []),
+    ):
+        defaults["defaults"] = primary
         whole.write_text(OmegaConf.to_yaml(OmegaConf.merge(OmegaConf.create(defaults), values)))
         assert found("--script", whole)["unknown"] == unknown
 

@@ -56,6 +56,14 @@ def test_a_migration_that_leaves_nobody_or_everybody_or_a_stranger_costs_the_ste
     assert "allowed: some, but not all, of the replicas that take requests: [0, 1, 2]" in caplog.text
 
 
+@pytest.mark.parametrize("answer", [[0], (0, 2), 1])
+def test_an_answer_of_another_type_is_named(answer, caplog):
+    policy = migration_guard(answer)
+    assert policy.migration(MIGRATING) is None
+    assert policy.fallbacks == 1
+    assert f"fuse_migration returned {answer!r}; allowed: Migration, or None" in caplog.text
+
+
 def stuck(*ranks):
     return replace(MIGRATING, replicas=tuple(replace(r, unmovable=int(r.rank in ranks)) for r in MIGRATING.replicas))
 

@@ -40,14 +40,29 @@ def test_workers_get_the_variable_beside_what_they_had(monkeypatch, given):
     assert found == {**(given or {}), "env_vars": {**had, "VERL_FUSE": "off"}}
 
 
-def test_a_hook_of_the_user_stays_and_is_named(monkeypatch):
-    monkeypatch.setenv(HOOK, "acme.ray.hook")
-    said = reach_workers()
-    assert said is not None
-    assert "RAY_RUNTIME_ENV_HOOK=acme.ray.hook is set" in said
-    assert "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FUSE=off" in said
-    assert os.environ[HOOK] == "acme.ray.hook"
-    monkeypatch.delenv(HOOK)
-    # Undone after the test, although the function sets it.
-    monkeypatch.setenv(HOOK, "verl_fuse.host.switch.with_variable")
-    assert reach_workers() is None
+@pytest.mark.parametrize(
+    ("variables", "address", "why"),
+    [
+        ({HOOK: "acme.ray.hook"}, None, "RAY_RUNTIME_ENV_HOOK=acme.ray.hook is set"),
+        ({"UV": "/usr/bin/uv"}, None, "Ray does not read RAY_RUNTIME_ENV_HOOK under uv run"),
+        ({}, "ray://head:10001", "Ray's client does not read RAY_RUNTIME_ENV_HOOK"),
+        ({"RAY_ADDRESS": "ray://head:10001"}, None, "Ray's client does not read RAY_RUNTIME_ENV_HOOK"),
+        ({}, "head:6379", None),
+        ({}, None, None),
+    ],
+)
+def test_where_ray_asks_no_hook_the_user_is_told_what_to_add(monkeypatch, variables, address, why):
+    for name in (HOOK, "UV", "RAY_ADDRESS"):
+        # Set first, so that what the function sets is taken back after the test.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    said = reach_workers(address)
+    assert os.environ[HOOK] == variables.get(HOOK, "verl_fuse.host.switch.with_variable")
+    if why is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert f"because {why}: " in said
+        assert said.endswith("+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FUSE=off")

@@ -40,7 +40,9 @@ def test_both_runs_start_anew_in_folders_of_their_own_and_overrides_of_verl_fuse
     [("stock", ["stock", "fused"]), ("observe", ["observe", "fused"]), ("both", ["stock", "observe", "fused"])],
 )
 def test_a_run_in_observe_mode_has_nothing_switched_on(tmp_path, baseline, names):
-    found = plan_runs(find_recipe("dapo-cpu"), ["fuse.preset=fast", "data.seed=7"], tmp_path, baseline)
+    found = plan_runs(
+        find_recipe("dapo-cpu"), ["fuse.preset=fast", "fuse.poll_interval=0.5", "data.seed=7"], tmp_path, baseline
+    )
     assert list(found) == names
     assert [run.run_dir.name for run in found.values()] == [f"dapo-cpu-ab-{name}" for name in names]
     assert {run.config.data.seed for run in found.values()} == {7}
@@ -48,7 +50,7 @@ def test_a_run_in_observe_mode_has_nothing_switched_on(tmp_path, baseline, names
     assert modes == {name: "sync" if name == "stock" else "fuse" for name in names}
     if "observe" in found:
         observe = found["observe"]
-        assert observe.config.fuse.preset == "observe"
+        assert (observe.config.fuse.preset, observe.config.fuse.poll_interval) == ("observe", 0.5)
         assert [observe.config.fuse.interstage.enabled, found["fused"].config.fuse.interstage.enabled] == [False, True]
         assert not [note for note in observe.notes if "switches on" in note]
 

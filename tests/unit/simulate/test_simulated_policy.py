@@ -58,6 +58,15 @@ class SetsUp(Shortest):
     @hookimpl
     def fuse_setup(self, trainer):
         trainer.use_everything()
+
+class Configures(Shortest):
+    @hookimpl
+    def fuse_config(self):
+        raise RuntimeError("no block")
+
+class Leaves(Shortest):
+    def __init__(self):
+        raise SystemExit(3)
 """
 WORKLOAD = {
     "algorithm": "grpo",
@@ -123,13 +132,16 @@ def test_faults_are_shown_and_the_row_is_the_rest(folder: Path, capsys: pytest.C
     names = ("Wrong", "Raises", "Shortest")
     assert run(*(word for name in names for word in ("--policy", f"acme_rows:{name}")), "--timeline", "out") == 0
     text = " ".join(re.sub(r"[│\n]", " ", capsys.readouterr().out).split())
-    assert "acme_rows:Wrong: FAULTY in 2 of 2 steps, whose rest went on without it: fuse_infer_next returned" in text
+    assert "acme_rows:Wrong: FAULTY in 2 steps, whose rest went on without it: fuse_infer_next returned" in text
     assert "['nosuch']; allowed: ready samples, each once" in text
-    assert "acme_rows:Raises: FAULTY in 2 of 2 steps" in text
+    assert "acme_rows:Raises: FAULTY in 2 steps" in text
     assert "fuse_migration raised RuntimeError: no licence" in text
     assert text.count("(faulty)") == 2
     page = (folder / "out/strategies.html").read_text()
     assert 'href="acme_rows.Shortest/timeline/step_000001.html"' in page
+    shown = page.partition("Without effect")[0]
+    assert "acme_rows:Raises (faulty)" in shown
+    assert "FAULTY in 2 steps, whose rest went on without it: fuse_migration raised RuntimeError: no licence" in page
     assert (folder / "out/acme_rows.Shortest/timeline/step_000001.html").is_file()
 
 
@@ -146,6 +158,8 @@ def test_faults_are_shown_and_the_row_is_the_rest(folder: Path, capsys: pytest.C
             "one of them, marked with @hookimpl",
         ),
         ("acme_rows:Old", "declares HOOK_API=None; verl-fuse 0.1.0 offers 2: set HOOK_API = 2 in it"),
+        ("acme_rows:Configures", "fuse_config failed: RuntimeError: no block"),
+        ("acme_rows:Leaves", "it cannot be made: SystemExit: 3"),
         ("acme_rows:SetsUp", "fuse_setup failed: AttributeError: a trainer has no 'use_everything'"),
     ],
 )

@@ -50,8 +50,8 @@ def test_without_finals_the_fastest_is_the_answer_and_the_sentence_says_so():
     found = answer([trial((), 4.0, 4.0), trial(A, 3.0, 3.0), trial(B, 2.0, 2.0)], interrupted=True)
     assert found.overrides == B
     assert found.verdict == (
-        "ended before all trials were made; the fastest trial was 2.00 [2.00, 2.00] times as fast as the base; it was not "
-        "measured again"
+        "ended before all trials were made; the fastest trial was 2.00 [2.00, 2.00] times as fast as the base; it was "
+        "not measured again"
     )
 
 

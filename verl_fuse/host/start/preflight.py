@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.switch import reach_workers, switched_off
@@ -24,7 +24,7 @@ class Preflight(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             if switched_off():
-                _say(reach_workers())
+                _say(reach_workers(OmegaConf.select(config, "ray_kwargs.ray_init.address", default=None)))
                 return
             done, notes = _checked(config)
             _say(*((done,) if done else notes))
