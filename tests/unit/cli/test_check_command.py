@@ -197,7 +197,7 @@ def test_the_text_names_all_of_it_and_marks_another_training(said):
     assert "with actor_rollout_ref.model.use_liger=false it is on Not in verl" in out, (
         "other kernels are no other training"
     )
-    assert "left out: trainer.no_such" in out
+    assert "YAML: trainer.no_such" in out
     assert out.endswith(f"Paste: {' '.join(PASTE)}")
 
 
