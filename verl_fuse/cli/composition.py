@@ -7,6 +7,7 @@ Hydra's `pkg://` search paths import the package they name, and importing verl t
 
 import importlib.util
 import os.path
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,12 @@ def apply(config: DictConfig, overrides: Sequence[str]) -> tuple[tuple[str, ...]
 def key_of(override: str) -> str:
     """Return the key that an override changes, adds or removes."""
     return override.lstrip("+~").partition("=")[0]
+
+
+def as_text(value: object) -> str:
+    """Return the value of an override that Hydra reads as this text, whatever stands in it."""
+    # Of backslashes Hydra reads those before a quote alone as marks.
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), str(value)) + "'"
 
 
 def _is_of_group(override: str, folders: Sequence[Path]) -> bool:

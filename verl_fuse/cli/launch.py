@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.composition import Composed, Source, apply, check_syntax, composed, key_of, unreadable
+from verl_fuse.cli.composition import Composed, Source, apply, as_text, check_syntax, composed, key_of, unreadable
 from verl_fuse.cli.shell import TRAINER, Launch, find_launch, launch_of, shown, told_end, untold
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import written
@@ -97,8 +97,7 @@ def _take(run: Run, key: str, word: str) -> None:
     if untold(name):
         run.notes.append(f"{shown(word)}: left out, the script does not tell the key")
     elif isinstance(there, str) or (there is None and "/" in value) or name.startswith("+"):
-        quoted = shown(value).replace("'", "\\'")
-        unknown, faulty = apply(run.config, [f"{name}='{quoted}'"])
+        unknown, faulty = apply(run.config, [f"{name}={as_text(shown(value))}"])
         run.unknown += map(key_of, unknown)
         run.faulty |= faulty
     elif there is None and key not in _keys(run.config, key):

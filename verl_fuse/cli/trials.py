@@ -17,6 +17,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from verl_fuse.cli import child, earlier
+from verl_fuse.cli.composition import as_text
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.report import read_metrics
 from verl_fuse.cli.run import HOME_VARIABLE, PlannedRun, make_folder, prepare, train
@@ -31,7 +32,8 @@ from verl_fuse.tune.trial import Kind, Outcome
 
 # Steps at the start of each trial that are not counted.
 WARM_UP = 1
-# Observe mode alone: stock verl looks at its rollout every 2 s, which hides differences of short steps.
+# Observe mode alone: stock verl looks at its rollout every 2 s, which hides differences of short steps. Profiles and
+# traces take time of steps, and would be written over those of the user's run.
 TRIAL = (
     "fuse.preset=observe",
     "trainer.v1.trainer_mode=fuse",
@@ -41,6 +43,9 @@ TRIAL = (
     "trainer.val_before_train=false",
     "trainer.rollout_data_dir=null",
     "trainer.logger=[file]",
+    f"{ROLLOUT}.trace.backend=null",
+    "global_profiler.steps=null",
+    "ray_kwargs.timeline_json_file=null",
 )
 # CUDA and Ray, vLLM, the host.
 _OUT_OF_MEMORY = re.compile(
@@ -71,18 +76,20 @@ def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
         f"skip.rollout_tq.enable={written(asked.replayed or number == 1)}",
         f"skip.rollout_tq.steps=[{','.join(map(str, steps))}]",
         f"skip.rollout_tq.action={'repeat' if asked.replayed else 'cache'}",
-        f"skip.rollout_tq.dump_dir=${{oc.env:{HOME_VARIABLE}}}/{folder.name}/rollouts",
+        f"skip.rollout_tq.dump_dir={as_text(folder / 'rollouts')}",
     )
     own = (
         f"trainer.total_training_steps={steps[-1]}",
+        # An epoch has a step at least, and the base may end before.
+        f"trainer.total_epochs={steps[-1] + 1}",
         # verl files recorded rollouts by it: one name for all trials.
         f"trainer.experiment_name={folder.name}",
-        f"trainer.default_local_dir=${{oc.env:{HOME_VARIABLE}}}/{folder.name}/trial-{number:02d}",
+        f"trainer.default_local_dir={as_text(folder / f'trial-{number:02d}')}",
     )
     # verl can delete what it has read.
     resumed = (
         "trainer.resume_mode=resume_path",
-        f"trainer.resume_from_path='{base.checkpoint}'",
+        f"trainer.resume_from_path={as_text(base.checkpoint)}",
         "trainer.del_local_ckpt_after_load=false",
     )
     return base.plan([*asked.overrides, *TRIAL, *(resumed if base.checkpoint else ()), *own, *rollouts], home)

@@ -26,7 +26,9 @@ from verl_fuse.compare.verdict import interval_text
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH
 from verl_fuse.host.start.compat.start import require_version
+from verl_fuse.host.start.resumption import named_cluster
 from verl_fuse.host.switch import require_on
+from verl_fuse.spec.composed import getter
 from verl_fuse.tune.answer import Answer, answer
 from verl_fuse.tune.search import Request, Search
 from verl_fuse.tune.trial import Outcome, Overrides, Trial
@@ -140,7 +142,11 @@ def check_request(base: Base, budget: float, keys: Sequence[str], allow: Sequenc
     names it and what is allowed."""
     if not LEAST_BUDGET <= budget < math.inf:
         raise FuseError(f"--budget {budget:g}: needs {LEAST_BUDGET:g} minutes at least, for two trials")
-    check(base.compose(()), keys, allow)
+    config = base.compose(())
+    # The trainer of a cluster has neither the variables of a trial nor, it may be, its disk.
+    if cluster := named_cluster(getter(config)):
+        raise FuseError(f"{cluster}: trials need a Ray of their own: leave it out, or RAY_ADDRESS=local")
+    check(config, keys, allow)
     trials.check_disk(base, home_from(os.environ), steps)
     return trials.planned(base, home_from(os.environ), 1, Request((), steps, math.inf))
 

@@ -161,7 +161,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(home):
     # What a user's run does counts for nothing here; neither do features that a recipe has on.
-    given = ("trainer.save_freq=1", "trainer.default_local_dir=/mine", "trainer.total_training_steps=99")
+    given = (
+        "trainer.save_freq=1",
+        "trainer.default_local_dir=/mine",
+        "trainer.total_training_steps=99",
+        "actor_rollout_ref.rollout.trace.backend=mlflow",
+        "global_profiler.steps=[1]",
+        "ray_kwargs.timeline_json_file=/mine/ray.json",
+    )
     base = base_of_recipe(find_recipe("dapo-cpu"), (*given, "data.seed=7"))
     launch = planned(base, home, 3, asked("data.seed=8", steps=4))
     assert launch.run_dir == home / "dapo-cpu-tune" / "trial-03"
@@ -169,6 +176,8 @@ def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(home
     assert (trainer.save_freq, trainer.test_freq, trainer.val_before_train) == (-1, -1, False)
     assert (trainer.resume_mode, trainer.logger, trainer.total_training_steps) == ("disable", ["file"], 5)
     assert (trainer.v1.trainer_mode, fuse.preset, fuse.interstage.enabled) == ("fuse", "observe", False)
+    assert launch.config.actor_rollout_ref.rollout.trace.backend is None
+    assert (launch.config.global_profiler.steps, launch.config.ray_kwargs.timeline_json_file) == (None, None)
     assert launch.config.data.seed == 8
     assert not launch.config.skip.rollout_tq.enable
     assert list(home.iterdir()) == []

@@ -25,6 +25,7 @@ SLOW, FAST = Outcome("measured", (2.0, 2.02, 1.98)), Outcome("measured", (1.0, 0
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return tmp_path
 
 
@@ -81,6 +82,19 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(tuned, home: Pa
     assert (code, out) == (2, "")
     assert said in err
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("of_config", [True, False])
+def test_a_cluster_that_already_runs_is_refused_before_anything_starts(tuned, home: Path, monkeypatch, of_config: bool):
+    words = ["+ray_kwargs.ray_init.address=10.0.0.1:6379"] if of_config else []
+    named = words[0].lstrip("+") if words else "RAY_ADDRESS=10.0.0.1:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "local" if words else "10.0.0.1:6379")
+    code, _, err = tuned(never, *BASE, *words)
+    assert code == 2
+    assert f"{named}: trials need a Ray of their own: leave it out, or RAY_ADDRESS=local" in err
+    assert list(home.iterdir()) == []
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert tuned(by_requests, *BASE)[0] == 0
 
 
 def test_a_disk_without_room_is_refused_before_anything_starts(tuned, home: Path, monkeypatch):

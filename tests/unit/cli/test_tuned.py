@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl_fuse.cli import trials
 from verl_fuse.cli.recipes import find_recipe
@@ -82,6 +83,33 @@ def test_what_verl_would_refuse_is_refused(words: list[str], said: str):
 
 def test_a_recipe_s_own_features_are_off():
     assert base_of_recipe(find_recipe("dapo-cpu"), ()).compose(()).fuse.interstage.enabled is None
+
+
+def test_the_home_is_in_the_arguments_whatever_stands_in_it(tmp_path: Path):
+    home = tmp_path / "it's here\\"
+    trainer = trials.planned(base_of_arguments(WORDS), home, 1, Request((), 3, 60.0)).config.trainer
+    assert OmegaConf.to_container(trainer)["default_local_dir"] == str(home / "main_ppo-tune" / "trial-01")
+
+
+def test_trials_keep_no_profile_of_a_run_of_one_s_own(home: Path):
+    words = ("actor_rollout_ref.rollout.trace.backend=mlflow", "global_profiler.steps=[1]")
+    base = base_of_arguments([*WORDS, *words, "ray_kwargs.timeline_json_file=/mine/ray.json"])
+    config = trials.planned(base, home, 1, Request((), 3, 60.0)).config
+    assert config.actor_rollout_ref.rollout.trace.backend is None
+    assert (config.global_profiler.steps, config.ray_kwargs.timeline_json_file) == (None, None)
+
+
+def test_trials_go_on_after_the_last_step_of_a_run(home: Path):
+    folder = home / "it's mine" / "global_step_40"
+    (folder / "actor").mkdir(parents=True)
+    # A run of one epoch, whose 10 steps were made four times over.
+    base = base_of_recipe(find_recipe("grpo-cpu"), ("trainer.total_epochs=1", "trainer.total_training_steps=40"))
+    launch = trials.planned(beginning_at(base, folder), home, 1, Request((), 3, 60.0))
+    trainer = launch.config.trainer
+    assert trainer.resume_from_path == str(folder)
+    # verl begins a step only in an epoch below the last, and an epoch may be one step.
+    assert trainer.total_epochs > trainer.total_training_steps == 44
+    assert launch.done is None
 
 
 def test_trials_begin_after_the_step_of_a_checkpoint_and_only_read_it(home: Path):

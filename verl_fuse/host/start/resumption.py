@@ -34,7 +34,7 @@ def resume_refusals(config: DictConfig) -> Iterator[Refusal]:
     mode, path = get(_MODE), get(_FROM)
     if mode not in _MODES:
         yield Refusal(_MODE, mode, f"needs one of {', '.join(_MODES)}")
-    elif mode == "auto" and not _joins_a_cluster(get):
+    elif mode == "auto" and not named_cluster(get):
         newest = Path(str(get("trainer.default_local_dir"))).absolute() / NEWEST_FILE
         try:
             load(newest, int)
@@ -45,7 +45,7 @@ def resume_refusals(config: DictConfig) -> Iterator[Refusal]:
         name = f".../{STEP_FOLDER}N, N the number of its step"
         if not isinstance(path, str) or step_of(path) is None:
             yield Refusal(_FROM, path, f"{_MODE}=resume_path needs the folder of a checkpoint, {name}")
-        elif not Path(path).absolute().is_dir() and not _joins_a_cluster(get):
+        elif not Path(path).absolute().is_dir() and not named_cluster(get):
             there = ", ".join(sorted(found.name for found in Path(path).absolute().parent.glob(f"{STEP_FOLDER}*")))
             allowed = f"there is no such folder; beside it: {there or 'no checkpoint'}. Needs {name}"
             yield Refusal(_FROM, path, f"{allowed}, or {_MODE}=disable")
@@ -55,7 +55,7 @@ def nothing_left(config: DictConfig) -> str | None:
     """Return a sentence on a run whose checkpoint has all steps that are asked for; None for any other run, or where
     this is not known."""
     get = getter(config)
-    if is_legacy(config) or is_validation_only(get) or _joins_a_cluster(get):
+    if is_legacy(config) or is_validation_only(get) or named_cluster(get):
         return None
     folder = to_resume(config)
     step = step_of(str(folder)) if folder else None
@@ -80,5 +80,9 @@ def _limits(get: Get) -> Iterator[tuple[str, str, float]]:
         yield _EPOCHS, f" (of {each} steps)", each * epochs
 
 
-def _joins_a_cluster(get: Get) -> bool:
-    return bool(get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS"))
+def named_cluster(get: Get) -> str | None:
+    """Return what names the Ray cluster that a run joins, as KEY=VALUE; None for a run that starts a Ray of its own."""
+    key, address, variable = "ray_kwargs.ray_init.address", get("ray_kwargs.ray_init.address"), "RAY_ADDRESS"
+    if address in (None, "", "auto") and os.environ.get(variable):
+        key, address = variable, os.environ[variable]
+    return f"{key}={address}" if address and address != "local" else None
