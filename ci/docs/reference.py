@@ -65,10 +65,16 @@ def page(module: ModuleType) -> str:
 
 
 def public(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Yield the public classes and functions that a module defines, in its order."""
+    """Yield the public classes and functions of a module: those that it lists (`__all__`), else those that it defines,
+    in its order."""
+    listed = vars(module).get("__all__")
     for name, each in vars(module).items():
-        own = isinstance(each, type | FunctionType) and each.__module__ == module.__name__
-        if own and not name.startswith("_"):
+        own = (
+            name in listed
+            if listed
+            else getattr(each, "__module__", None) == module.__name__ and not name.startswith("_")
+        )
+        if own and isinstance(each, type | FunctionType):
             yield name, each
 
 

@@ -157,8 +157,9 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
         result = CliRunner().invoke(build(GROUPS), [name, *arguments])
         assert result.exit_code == 1, result.output
         return
-    if name in LOOKED_UP or len(arguments) == len(options_of(arguments)):
-        # Named alone, with options at most.
+    of_reader = "--policy" in arguments
+    if of_reader or name in LOOKED_UP or len(arguments) == len(options_of(arguments)):
+        # Named alone, with options at most, or with a module that the reader writes (tests/unit/simulate/test_simulated_policy.py).
         at = [name, *(arguments[:1] if name == "schedule" else ())]
         said = CliRunner().invoke(build(GROUPS), [*at, "--help"], env={"COLUMNS": "200"})
         assert said.exit_code == 0, said.output

@@ -44,7 +44,9 @@ ROUNDING = 1e-6
 
 
 def allowed(engine: str, split: dict[str, float], what: str) -> float:
-    return max(2 * split[what], 0.0 if "bf16" in engine else ROUNDING)
+    # Moments are sums of small numbers, whose rounding differs more from split to split.
+    splits = 2 if what == "parameters" else 4
+    return max(splits * split[what], 0.0 if "bf16" in engine else ROUNDING)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ Invariants (tests/unit/cli/test_tuned.py):
 - nothing is written into the folder that the arguments name, nor into the working directory, nor into a checkpoint.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,11 +66,21 @@ def are_arguments(words: Sequence[str]) -> bool:
     return "=" in words[0] or words[0].startswith(("-", "+", "~")) or launch_of(words) is not None
 
 
+def _before(words: Sequence[str], trainer: str) -> str:
+    """Return what stands before the trainer and is no plain call of Python."""
+    before = [*words[: words.index(trainer)]]
+    return "" if before in ([], *([each, "-m"] for each in ("python", "python3", sys.executable))) else " ".join(before)
+
+
 def base_of_arguments(words: Sequence[str]) -> Base:
     """Return the base of a run that the words launch; a FuseError names what cannot be read."""
     launch = launch_of(words)
     if launch is not None and not launch.is_verl_s:
         raise FuseError(f"{launch.trainer}: needs {TRAINER}, which trials run, or the name of a recipe")
+    if launch is not None and (before := _before(words, launch.trainer)):
+        raise FuseError(
+            f"{before}: trials start {TRAINER} themselves; set variables in the environment, and leave it out"
+        )
     run = read_run(words, None)
     source = run.source
     if source is None:

@@ -72,7 +72,8 @@ def stock_trainer(v1: ModuleType) -> type:
         def __new__(cls, config: Any) -> Any:
             with open_dict(config):
                 config.trainer.v1.trainer_mode = "sync"
-                config.pop("fuse", None)
+                if "fuse" in config:
+                    del config["fuse"]
             print(f"verl-fuse: {NOTE}", flush=True)
             return v1.PPOTrainerSync(config)
 

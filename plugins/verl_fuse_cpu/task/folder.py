@@ -3,6 +3,7 @@
 Invariants (tests/unit/task/test_make.py):
 - a directory that holds this task with the same parameters is left alone;
 - the directory appears whole or not at all: `make_folder` builds the directory beside its place and renames it;
+- one that holds this task with other parameters, and nothing besides, is made anew;
 - a directory that holds anything else, or has lost a file, is refused, never overwritten.
 """
 
@@ -38,6 +39,11 @@ def make_folder(
         return False
     if existing is None and out.exists() and any(out.iterdir()):
         raise FuseError(f"{out} holds files but no {MANIFEST} of this task: name an empty or new directory")
+    if existing is not None:
+        strangers = sorted({path.name for path in out.iterdir()} - {*parts, MANIFEST})
+        if strangers or existing.keys() != manifest.keys():
+            what = f"{strangers[0]}, which is not of this task" if strangers else "another task"
+            raise FuseError(f"{out} holds {what}: name an empty or new directory")
     building = out.parent / f".{out.name}-{os.getpid()}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -72,6 +72,10 @@ def test_a_configuration_of_one_s_own_is_named_from_any_folder(home: Path, monke
     [
         (["data.trian_batch_size=8"], "there is no key data.trian_batch_size"),
         (["data.train_batch_size=1,2"], "several values are a sweep"),
+        (
+            ["CUDA_VISIBLE_DEVICES=0", "python3", "-m", "verl.trainer.main_ppo", "data.train_batch_size=8"],
+            "CUDA_VISIBLE_DEVICES=0 python3 -m: trials start verl.trainer.main_ppo themselves; set variables in the",
+        ),
         (["python3", "my_trainer.py", "data.train_batch_size=8"], "my_trainer.py: needs verl.trainer.main_ppo"),
         (["--config-name", "nowhere"], "nowhere.yaml is neither of verl"),
     ],

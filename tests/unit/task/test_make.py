@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -88,6 +89,18 @@ def test_other_files_are_never_overwritten(tmp_path):
         FuseError, match=r"holds files but no manifest\.json of this task: name an empty or new directory"
     ):
         make(tmp_path, Parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("thesis.tex", "thesis.tex, which is not of this task"), ("", "another task")]
+)
+def test_a_folder_with_a_manifest_and_other_things_is_left_as_it_is(tmp_path, name, what):
+    manifest = {"format": 1, "seed": 0} if name else {"version": 3}
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    (tmp_path / (name or "model")).write_text("work")
+    with pytest.raises(FuseError, match=f"{tmp_path} holds {what}: name an empty or new directory"):
+        make_folder(tmp_path, {"format": 2, "seed": 0}, lambda out: pytest.fail("built"))
+    assert (tmp_path / (name or "model")).read_text() == "work"
 
 
 def test_a_torn_manifest_says_what_to_delete(tmp_path):

