@@ -159,7 +159,7 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
         return
     of_reader = "--policy" in arguments
     if of_reader or name in LOOKED_UP or len(arguments) == len(options_of(arguments)):
-        # Named alone, with options at most, or with a module that the reader writes (tests/unit/simulate/test_simulated_policy.py).
+        # Named alone, with options at most, or with a module that the reader writes.
         at = [name, *(arguments[:1] if name == "schedule" else ())]
         said = CliRunner().invoke(build(GROUPS), [*at, "--help"], env={"COLUMNS": "200"})
         assert said.exit_code == 0, said.output

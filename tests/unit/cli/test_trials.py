@@ -82,7 +82,7 @@ def test_the_largest_peak_of_all_roles_counts_and_none_of_a_host(tried):
             f"print({RAY!r} + 'ray.exceptions.OutOfMemoryError: 14 worker(s) were killed due to the node running low on "
             "memory.'); raise ValueError",
             "out_of_memory",
-            "running low on memory",
+            "ray.exceptions.OutOfMemoryError: 14 worker(s) were killed due to the node running low on memory.",
         ),
         ("import os; os.kill(os.getpid(), 9)", "out_of_memory", "exit code 137"),
         (logs(STEPS[0]), "crashed", "ended after 1 steps: needs more than the 1 of warm-up"),
