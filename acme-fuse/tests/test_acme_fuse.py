@@ -1,10 +1,10 @@
 """Tests of the policy, by views and by a recorded step. They need verl-fuse and pytest alone."""
 
 import pytest
+from acme_fuse import AcmeConfig, LongestFirst
+
 from verl_fuse.spec.step import Migration
 from verl_fuse.testing import SetUpTrainer, hooks, lane, recorded_step, replay, replicas, samples, view
-
-from acme_fuse import AcmeConfig, LongestFirst
 
 
 @pytest.fixture
