@@ -139,6 +139,9 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
     name, *words = [word for word in shlex.split(command)[1:] if word not in OPTIONAL]
     arguments = [given.get(word, word) for word in words]
     assert name in SUBCOMMANDS
+    if name == "example":
+        # It writes where it is called.
+        monkeypatch.chdir(tmp_path)
     # Set by `plan` for the process that it is about to start.
     monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
     if name in ("run", "ab") and arguments:

@@ -277,7 +277,7 @@ def _named(row: StrategyResult) -> str:
 
 def _notes(row: StrategyResult) -> tuple[str, ...]:
     """Return what a reader of the row needs to know, a policy's first fault before all."""
-    if not row.faults:
+    if len(row.faults) == 0:
         return row.notes
     others = len({*row.faults}) - 1
     more = f"; other failures: {others}" if others else ""

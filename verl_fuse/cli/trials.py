@@ -49,7 +49,8 @@ TRIAL = (
 )
 # CUDA and Ray, vLLM, the host.
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|OutOfMemoryError|OOM kill|node running low on memory|No available memory for the cache blocks|can't allocate memory|^MemoryError",
+    r"out of memory|OutOfMemoryError|OOM kill|node running low on memory|No available memory for the cache blocks|"
+    r"can't allocate memory|^MemoryError",
     re.IGNORECASE,
 )
 # What the kernel's killer leaves: 128 + SIGKILL.

@@ -79,8 +79,8 @@ def test_the_largest_peak_of_all_roles_counts_and_none_of_a_host(tried):
             "ValueError: No available memory for the cache blocks.",
         ),
         (
-            f"print({RAY!r} + 'ray.exceptions.OutOfMemoryError: 14 worker(s) were killed due to the node running low on "
-            "memory.'); raise ValueError",
+            f"print({RAY!r} + 'ray.exceptions.OutOfMemoryError: 14 worker(s) were killed due to the node running low '"
+            "'on memory.'); raise ValueError",
             "out_of_memory",
             "ray.exceptions.OutOfMemoryError: 14 worker(s) were killed due to the node running low on memory.",
         ),

@@ -102,14 +102,14 @@ def test_assigned_prompts_are_generated_elsewhere():
 
 
 @pytest.mark.parametrize(
-    ("keys", "error", "message"),
+    ("keys", "message"),
     [
-        (["nosuch"], FuseError, r"fuse_infer_next returned \['nosuch'\]; allowed: ready samples, each once"),
-        (object(), TypeError, "not iterable"),
+        (["nosuch"], r"fuse_infer_next returned \['nosuch'\]; allowed: ready samples, each once"),
+        (object(), r"fuse_infer_next returned <object object at .*>; allowed: Sequence, or None"),
     ],
 )
-def test_a_wrong_answer_is_raised(keys: object, error: type[Exception], message: str):
-    with pytest.raises(error, match=message):
+def test_a_wrong_answer_is_raised(keys: object, message: str):
+    with pytest.raises(FuseError, match=message):
         replay(Policy(keys), STEP)
 
 
