@@ -49,7 +49,7 @@ TRIAL = (
 )
 # CUDA and Ray, vLLM, the host.
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|OutOfMemoryError|OOM kill|node running low on memory|No available memory for the cache blocks|"
+    r"out of memory|OutOfMemoryError|node running low on memory|No available memory for the cache blocks|"
     r"can't allocate memory|^MemoryError",
     re.IGNORECASE,
 )

@@ -69,7 +69,8 @@ def are_arguments(words: Sequence[str]) -> bool:
 def _before(words: Sequence[str], trainer: str) -> str:
     """Return what stands before the trainer and is no plain call of Python."""
     before = [*words[: words.index(trainer)]]
-    return "" if before in ([], *([each, "-m"] for each in ("python", "python3", sys.executable))) else " ".join(before)
+    plain = [[], *([each, *m] for each in ("python", "python3", sys.executable) for m in (["-m"], []))]
+    return "" if before in plain else " ".join(before)
 
 
 def base_of_arguments(words: Sequence[str]) -> Base:

@@ -40,7 +40,7 @@ def make_folder(
     if existing is None and out.exists() and any(out.iterdir()):
         raise FuseError(f"{out} holds files but no {MANIFEST} of this task: name an empty or new directory")
     if existing is not None:
-        strangers = sorted({path.name for path in out.iterdir()} - {*parts, MANIFEST})
+        strangers = sorted({path.name for path in out.iterdir()} - {*parts, MANIFEST, "__pycache__"})
         if strangers or existing.keys() != manifest.keys():
             what = f"{strangers[0]}, which is not of this task" if strangers else "another task"
             raise FuseError(f"{out} holds {what}: name an empty or new directory")
