@@ -39,14 +39,15 @@ ARMS = {
 }
 
 
-# Two splits of float32 may agree better by chance than rounding lets others: 9e-8 and 3e-7 were seen together.
-ROUNDING = 1e-6
+# Two splits of float32 may agree better by chance than rounding lets others: of parameters 9e-8 and 3e-7 were seen
+# together, of second moments 9e-7 and 2.4e-6, of values 8e-7 and 4.4e-6. Planted faults differ by more.
+ROUNDING = {"parameters": 1e-6, "exp_avg": 1e-5, "exp_avg_sq": 1e-5, "values": 1e-5}
 
 
 def allowed(engine: str, split: dict[str, float], what: str) -> float:
-    # Moments are sums of small numbers, whose rounding differs more from split to split.
-    splits = 2 if what == "parameters" else 4
-    return max(splits * split[what], 0.0 if "bf16" in engine else ROUNDING)
+    # The largest of the values counts: two splits may agree by chance.
+    splits = 4 if what == "values" else 2
+    return max(splits * split[what], 0.0 if "bf16" in engine else ROUNDING[what])
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +83,11 @@ def test_values_and_update_are_verls(ranks: Ranks, folder: Path, engine: str, na
         own, split = found["own"], found["split"]
         print(engine, name, own, split, sep=" | ")
         assert own["first values"], "the same micro-batches, and the same model"
-        for what in ("parameters", "exp_avg", "exp_avg_sq"):
+        for what in ROUNDING:
             assert own[what] <= allowed(engine, split, what), (what, found)
         if "bf16" in engine:
             # A discount in another precision than verl's differs as much as another split.
             assert own["parameters"] <= 0.1 * split["parameters"], found
-        # The largest of them: two splits may agree by chance.
-        assert own["values"] <= 4 * split["values"], found
         # Metrics of verl's other splits are means over other micro-batches.
         precise = split["parameters"] < 1e-5
         assert own.get("metrics", 0.0) <= (1e-5 if precise else split["metrics"]), found
