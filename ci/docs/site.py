@@ -82,7 +82,7 @@ def tracked_pages() -> list[Path]:
 def write_examples(folder: Path) -> None:
     """Write the pages of the recorded runs: their timelines, their comparison, and strategies for their lengths."""
     shutil.copytree(RECORDED, folder)
-    runs = ["ppo-observe", "ppo-fast"]
+    runs = ["grpo-observe", "grpo-fast"]
     with chdir(folder):
         for run in runs:
             for timeline in list(readable_steps(Path(run), recorded_steps(Path(run)))):

@@ -81,7 +81,8 @@ def test_the_pass_has_the_other_mini_batch_alone_and_metrics_are_of_all_samples(
         share = metrics["fuse/update_own_log_probs"]
         assert 0 < share < 1
         assert min(abs(share - one) for one in shares) < 1e-6, "half of the samples"
-        assert abs(metrics["actor/ppo_kl"]) < 1e-3
+        # The other mini-batch is trained after the first has moved the weights.
+        assert abs(metrics["actor/ppo_kl"]) < 0.05
         assert metrics["actor/entropy"] > 0
         # The rollout's probabilities and the model's, of the update's own passes and of verl's.
         assert metrics["training/rollout_probs_diff_max"] < 1e-3

@@ -45,6 +45,9 @@ ROUNDING = {"parameters": 1e-6, "exp_avg": 1e-5, "exp_avg_sq": 1e-5, "values": 1
 
 
 def allowed(engine: str, split: dict[str, float], what: str) -> float:
+    if "bf16" in engine and what == "parameters":
+        # A discount in another precision than verl's differs as much as another split.
+        return 0.1 * split[what]
     # The largest of the values counts: two splits may agree by chance.
     splits = 4 if what == "values" else 2
     return max(splits * split[what], 0.0 if "bf16" in engine else ROUNDING[what])
@@ -85,12 +88,9 @@ def test_values_and_update_are_verls(ranks: Ranks, folder: Path, engine: str, na
         assert own["first values"], "the same micro-batches, and the same model"
         for what in ROUNDING:
             assert own[what] <= allowed(engine, split, what), (what, found)
-        if "bf16" in engine:
-            # A discount in another precision than verl's differs as much as another split.
-            assert own["parameters"] <= 0.1 * split["parameters"], found
-        # Metrics of verl's other splits are means over other micro-batches.
+        # Metrics of verl's other splits are means over other micro-batches; not every stage of a pipeline has them.
         precise = split["parameters"] < 1e-5
-        assert own.get("metrics", 0.0) <= (1e-5 if precise else split["metrics"]), found
+        assert own.get("metrics", 0.0) <= (1e-5 if precise else split.get("metrics", 0.0)), found
 
 
 FAULTS = {

@@ -2,17 +2,20 @@
 
 import importlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.progress import ProgressNotes
+from verl_fuse.cli.prose import say
+from verl_fuse.cli.report import METRICS_FILE, read_metrics
 from verl_fuse.cli.tables import numbers, print_table
-from verl_fuse.cost.floors import fit_floors
+from verl_fuse.compare.run import RunMetrics
+from verl_fuse.cost.floors import StageError, fit_floors, stage_errors
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, run_of
 from verl_fuse.cost.table import PARTS, MeasuredModel, ProfileTable
@@ -21,7 +24,9 @@ from verl_fuse.extras import install
 from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.model_names import model_from
-from verl_fuse.timeline.files import located, readable_steps, recorded_steps
+from verl_fuse.spec.run_config import FILE, find_config
+from verl_fuse.spec.timeline import INFERENCE_STAGES
+from verl_fuse.timeline.files import TIMELINE_FOLDER, located, readable_steps, recorded_steps
 
 # These counts exceed any useful grid; a mistaken number would take all memory.
 MOST = {"tp": 1024, "batches": 65536, "lengths": 2**20}
@@ -45,7 +50,8 @@ def profile(
     from_run: Annotated[
         list[Path] | None,
         typer.Option(
-            "--from", help="Recorded run of the first model; the software's floors are read off it; repeatable."
+            "--from",
+            help="Run of the first model, recorded or logged; the software's floors are read off it; repeatable.",
         ),
     ] = None,
     as_json: Json = False,
@@ -67,41 +73,92 @@ def profile(
                     print_measured(measured[-1])
         report("measuring the device")
         table = ProfileTable(measuring.measure_device(bench), precision, threads, tuple(measured))
+    errors = {}
     if runs:
         table = with_floors(table, runs)
+        errors = {run.name: stage_errors(run, models[0], cost_of(table, runs)) for run in runs}
     table.write(out)
     if as_json:
-        print_json({"device": table.device.name, "file": str(out), "profile": json.loads(table.to_json())})
-    else:
-        typer.echo(f"profile of {table.device.name}: {out}")
+        print_json(
+            {
+                "device": table.device.name,
+                "file": str(out),
+                "profile": json.loads(table.to_json()),
+                "runs": {name: [asdict(stage) for stage in found] for name, found in errors.items()},
+                "notes": notes_of(runs),
+            }
+        )
+        return
+    for name, found in errors.items():
+        print_errors(name, found)
+    for note in notes_of(runs):
+        say(f"Note: {note}")
+    typer.echo(f"profile of {table.device.name}: {out}")
 
 
 def with_floors(table: ProfileTable, runs: list[RecordedRun]) -> ProfileTable:
     """Return the profile with the floors of the software, read off runs of its first model on one node of its
     device."""
-    # The floors contain the links of the node.
-    cluster = Cluster(1, max(run.ranks for run in runs), table.device, *(table.device.bandwidth,) * 3)
-    engine = fit_floors(runs, table.models[0].model, ProfiledCost.of(table, cluster))
+    engine = fit_floors(runs, table.models[0].model, cost_of(table, runs))
     return ProfileTable(
         table.device, table.precision, table.threads, table.models, engine, tuple(run.name for run in runs)
     )
 
 
+def cost_of(table: ProfileTable, runs: list[RecordedRun]) -> ProfiledCost:
+    """Return the profile's costs on one node that has room for each run. The floors contain the links of the node."""
+    return ProfiledCost.of(
+        table, Cluster(1, max(run.ranks for run in runs), table.device, *(table.device.bandwidth,) * 3)
+    )
+
+
+def notes_of(runs: list[RecordedRun]) -> list[str]:
+    """Return what a reader must know of floors that were read off these runs."""
+    notes = []
+    if sum(len(run.steps) for run in runs) == 1:
+        notes.append(
+            "the floors are read off one step, whose noise is in them; add --from RUN_DIR, or record more steps"
+        )
+    if runs and not any(stage in step.stages for run in runs for step in run.steps for stage in INFERENCE_STAGES):
+        notes.append(
+            "no step has a pass for log-probs or values on all workers: the seconds of a call are counted with those "
+            "of an update"
+        )
+    return notes
+
+
+def print_errors(run: str, found: list[StageError]) -> None:
+    """Print measured and predicted seconds by stage, and the stage that is furthest off."""
+    columns = numbers("measured s", "predicted s", "of it floors s", "real / predicted")
+    table = Table("stage", *columns, title=f"{run}: mean seconds by stage", title_justify="left")
+    for each in found:
+        table.add_row(
+            each.stage,
+            f"{each.measured:.3f}",
+            f"{each.predicted:.3f}",
+            f"{each.floors:.3f}",
+            f"{each.measured / each.predicted:.2f}" if each.predicted else "",
+        )
+    print_table(table)
+    worst = max(found, key=lambda each: abs(each.measured - each.predicted))
+    measured, predicted = (sum(getattr(each, name) for each in found) for name in ("measured", "predicted"))
+    say(
+        f"{run}: measured {measured:.2f} s, predicted {predicted:.2f} s in these stages; furthest off is "
+        f"{worst.stage}, {worst.measured:.2f} s against {worst.predicted:.2f} s"
+    )
+
+
 def read_run(run_dir: Path) -> RecordedRun:
-    """Return a recorded run with the configuration that Hydra left beside it."""
+    """Return a run with the configuration that was kept in its folder: recorded, or by verl's log of its steps alone
+    where it has no timeline."""
     run_dir, _ = located(run_dir)
-    path = run_dir / "hydra" / ".hydra" / "config.yaml"
-    timelines = list(readable_steps(run_dir, recorded_steps(run_dir)))
+    config, log = find_config(run_dir), run_dir / METRICS_FILE
+    metrics = RunMetrics.of(run_dir.name, read_metrics(log)).steps if log.is_file() else {}
+    recorded = [] if metrics and not (run_dir / TIMELINE_FOLDER).is_dir() else recorded_steps(run_dir)
+    if config is None:
+        raise FuseError(f"{run_dir / FILE}: no such file; the run's configuration gives its micro-batch sizes")
     try:
-        config = OmegaConf.load(path)
-    except OSError as error:
-        raise FuseError(
-            f"{path}: cannot be read: {error}; the run's configuration gives its micro-batch sizes"
-        ) from error
-    if not isinstance(config, DictConfig):
-        raise FuseError(f"{path}: not a verl configuration")
-    try:
-        return run_of(run_dir.name, config, timelines)
+        return run_of(run_dir.name, config, list(readable_steps(run_dir, recorded)), metrics)
     except FuseError as error:
         raise FuseError(f"{run_dir}: {error}") from error
 

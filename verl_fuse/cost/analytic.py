@@ -128,7 +128,7 @@ class AnalyticCost:
         return self.engine.handover + np.maximum(device, host) if self.engine.overlap else device + host
 
     def verify(
-        self, model: Model, layout: Layout, sequences: Numbers, drafted: int, context_tokens: Numbers
+        self, model: Model, layout: Layout, sequences: Numbers, drafted: float, context_tokens: Numbers
     ) -> Numbers:
         """As `decode`; a drafted token takes the device as one more sequence does, and the context is read once. The
         host works for each sequence, not for its drafts."""

@@ -9,7 +9,9 @@ Relative errors count alike, so that short and long steps do.
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
+from statistics import fmean
 
 import numpy as np
 
@@ -31,57 +33,113 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
     actor's size."""
     bare = dataclasses.replace(cost, engine=NO_FLOORS)
     steps = [(run, step) for run in runs for step in run.steps]
+    generating = [(run, step) for run, step in steps if GENERATION in step.stages]
+    if not generating:
+        raise FuseError(
+            "samples moved between replicas in every recorded step, so that the seconds of a decode step cannot be "
+            "read; add a run in observe mode, or with fuse.interstage.migration_threshold=null and "
+            "fuse.elastic.enabled=false"
+        )
     request, decode_step = _fit(
-        [_generation_row(step) for _, step in steps],
-        [step.stages[GENERATION] for _, step in steps],
-        [generation_seconds(step, actor, bare) for _, step in steps],
+        [_generation_row(step) for _, step in generating],
+        [step.stages[GENERATION] for _, step in generating],
+        [generation_seconds(run, step, actor, bare) for run, step in generating],
     )
     inferring = [(run, step, stage) for run, step in steps for stage in INFERENCE_STAGES if stage in step.stages]
-    call, microbatch = _fit(
-        [(1.0, run.microbatches(stage, step)) for run, step, stage in inferring],
-        [step.stages[stage] for _, step, stage in inferring],
-        [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring],
-    )
-    known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, call=call, microbatch=microbatch))
     training = [(run, step, stage) for run, step in steps for stage in TRAIN_STAGES if stage in step.stages]
-    (update,) = _fit(
-        [(run.minibatches,) for run, _, _ in training],
-        [step.stages[stage] for _, step, stage in training],
-        [stage_seconds(run, step, stage, actor, known) for run, step, stage in training],
-    )
+    if inferring:
+        call, microbatch = _fit(
+            [(1.0, run.microbatches(stage, step)) for run, step, stage in inferring],
+            [step.stages[stage] for _, step, stage in inferring],
+            [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring],
+        )
+        known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, call=call, microbatch=microbatch))
+        (update,) = _fit(
+            [(run.minibatches,) for run, _, _ in training],
+            [step.stages[stage] for _, step, stage in training],
+            [stage_seconds(run, step, stage, actor, known) for run, step, stage in training],
+        )
+    else:
+        # Without a call for inference the seconds of a call are counted with those of an update.
+        call = 0.0
+        update, microbatch = _fit(
+            [(run.minibatches, run.minibatches * run.microbatches(stage, step)) for run, step, stage in training],
+            [step.stages[stage] for _, step, stage in training],
+            [stage_seconds(run, step, stage, actor, bare) for run, step, stage in training],
+        )
     syncing = [step.stages[UPDATE_WEIGHTS] for _, step in steps if UPDATE_WEIGHTS in step.stages]
     (sync,) = _fit([(1.0,)] * len(syncing), syncing, [0.0] * len(syncing)) if syncing else (0.0,)
     floors = {"request": request, "decode_step": decode_step, "call": call, "microbatch": microbatch}
     return dataclasses.replace(NO_FLOORS, **floors, update=update, sync=sync)
 
 
+@dataclass(frozen=True)
+class StageError:
+    """Mean seconds of a stage over a run's steps: measured, predicted, and the floors' part of the prediction."""
+
+    stage: str
+    measured: float
+    predicted: float
+    floors: float
+
+
+def stage_errors(run: RecordedRun, actor: Model, cost: ProfiledCost) -> list[StageError]:
+    """Return what `cost` predicts for each stage of a recorded run, beside what was measured."""
+    bare = dataclasses.replace(cost, engine=NO_FLOORS)
+
+    def seconds(stage: str, step: RecordedStep, by: ProfiledCost) -> float:
+        if stage == GENERATION:
+            return generation_seconds(run, step, actor, by)
+        if stage == UPDATE_WEIGHTS:
+            return by.engine.sync
+        return stage_seconds(run, step, stage, actor, by)
+
+    found = []
+    for stage in (GENERATION, *INFERENCE_STAGES, *TRAIN_STAGES, UPDATE_WEIGHTS):
+        steps = [step for step in run.steps if stage in step.stages]
+        if steps:
+            measured, predicted, alone = (
+                fmean(each)
+                for each in zip(
+                    *((step.stages[stage], seconds(stage, step, cost), seconds(stage, step, bare)) for step in steps),
+                    strict=True,
+                )
+            )
+            found.append(StageError(stage, measured, predicted, predicted - alone))
+    return found
+
+
 def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model, cost: ProfiledCost) -> float:
-    """Return the seconds by `cost` of an inference or training stage of a recorded step, in padded micro-batches."""
+    """Return the seconds by `cost` of an inference or training stage of a recorded step."""
     model = actor.as_value_model() if stage in (VALUES, UPDATE_CRITIC) else actor
     layout, mesh, count = Layout(dp=run.ranks), Mesh(0, run.ranks), run.microbatches(stage, step)
-    batch = Batch.padded(step.lengths, run.micro_batch[stage])
+    batch = run.batch(stage, step)
     if stage in INFERENCE_STAGES:
         return cost.infer(model, layout, mesh, batch, count)
-    return cost.train(model, layout, mesh, batch, run.minibatches, count, recompute=False)
+    return cost.train(model, layout, mesh, batch, run.minibatches, count, recompute=run.recompute)
 
 
-def generation_seconds(step: RecordedStep, actor: Model, cost: ProfiledCost) -> float:
+def generation_seconds(run: RecordedRun, step: RecordedStep, actor: Model, cost: ProfiledCost) -> float:
     """Return the seconds by `cost` of the slowest replica of a recorded step, if all its requests start together."""
-    replicas, seconds = np.array(step.replicas), 0.0
+    replicas, layout, seconds = np.array(step.replicas), Layout(tp=run.tp), 0.0
     for replica in np.unique(replicas):
-        prompts, responses = (np.array(x)[replicas == replica] for x in (step.prompts, step.responses))
-        ticks = np.arange(1, responses.max())
-        running = responses[None, :] > ticks[:, None]
-        context = (running * (prompts[None, :] + ticks[:, None])).sum(axis=1)
-        decoding = cost.decode(actor, Layout(), running.sum(axis=1).astype(float), context.astype(float))
-        seconds = max(seconds, cost.prefill(actor, Layout(), Batch.of(prompts)) + float(np.sum(decoding)))
+        prompts, passes = (np.array(x)[replicas == replica] for x in (step.prompts, step.passes))
+        ticks = np.arange(1, passes.max())
+        running = passes[None, :] > ticks[:, None]
+        context = (running * (prompts[None, :] + step.tokens_per_pass * ticks[:, None])).sum(axis=1).astype(float)
+        sequences = running.sum(axis=1).astype(float)
+        if step.drafted:
+            decoding = cost.verify(actor, layout, sequences, step.drafted, context)
+        else:
+            decoding = cost.decode(actor, layout, sequences, context)
+        seconds = max(seconds, cost.prefill(actor, layout, Batch.of(prompts)) + float(np.sum(decoding)))
     return seconds
 
 
 def _generation_row(step: RecordedStep) -> tuple[float, float]:
     """Return the requests per replica, and the steps of the replica with the longest response; the floors are one
     replica's."""
-    return len(step.responses) / len(set(step.replicas)), float(max(step.responses))
+    return len(step.responses) / len(set(step.replicas)), float(max(step.passes))
 
 
 def _fit(rows: Sequence[tuple[float, ...]], seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, ...]:

@@ -147,7 +147,7 @@ class CostModel(Protocol):
         ...
 
     def verify(
-        self, model: Model, layout: Layout, sequences: Numbers, drafted: int, context_tokens: Numbers
+        self, model: Model, layout: Layout, sequences: Numbers, drafted: float, context_tokens: Numbers
     ) -> Numbers:
         """As `decode`, with a drafter that has `drafted` tokens for each sequence."""
         ...

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from tables import TINY, table
 
-from verl_fuse.cost.floors import NO_FLOORS, fit_floors, generation_seconds, stage_seconds
+from verl_fuse.cost.floors import NO_FLOORS, fit_floors, generation_seconds, stage_errors, stage_seconds
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep, run_of
 from verl_fuse.errors import FuseError
@@ -21,37 +21,82 @@ CONFIG = {
     "trainer": {"nnodes": 1, "n_gpus_per_node": 2},
     "data": {"train_batch_size": 16},
     "actor_rollout_ref": {
-        "rollout": {"log_prob_micro_batch_size_per_gpu": 4},
+        "rollout": {"log_prob_micro_batch_size_per_gpu": 4, "tensor_model_parallel_size": 1, "n": 2},
         "ref": {"log_prob_micro_batch_size_per_gpu": "${..rollout.log_prob_micro_batch_size_per_gpu}"},
         "actor": {"ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 8},
     },
 }
 
 
-def made_run(requests: int, micro: int, seed: int) -> RecordedRun:
+BY_SEQUENCES = {"micro_batch": dict.fromkeys((*INFERENCE_STAGES, *TRAIN_STAGES), 2)}
+BY_TOKENS = {"budget": dict.fromkeys((*INFERENCE_STAGES, *TRAIN_STAGES), 100), "packed": True, "recompute": True}
+
+
+def made_run(requests: int, seed: int, cut: dict, step: dict | None = None) -> RecordedRun:
     """Stages by COST with the floors KNOWN; one request is the longest on its replica by far."""
     cost, rng = dataclasses.replace(COST, engine=KNOWN), np.random.default_rng(seed)
-    run = RecordedRun(f"made {seed}", 2, {stage: micro for stage in (*INFERENCE_STAGES, *TRAIN_STAGES)}, 1, ())
+    run = RecordedRun(**{"name": f"made {seed}", "ranks": 2, "micro_batch": {}, "minibatches": 1, "steps": (), **cut})
     steps = []
     for _ in range(3):
         responses = rng.integers(1, 100, requests)
         responses[0] = rng.integers(150, 200)
-        step = RecordedStep({}, (9,) * requests, tuple(map(int, responses)), tuple(i % 2 for i in range(requests)))
-        stages = {stage: stage_seconds(run, step, stage, TINY, cost) for stage in (*INFERENCE_STAGES, *TRAIN_STAGES)}
-        stages |= {"gen": generation_seconds(step, TINY, cost), "update_weights": 0.2}
-        steps.append(dataclasses.replace(step, stages=stages))
+        replicas = tuple(i % 2 for i in range(requests))
+        made = RecordedStep({}, (9,) * requests, tuple(map(int, responses)), replicas, **(step or {}))
+        stages = {stage: stage_seconds(run, made, stage, TINY, cost) for stage in (*INFERENCE_STAGES, *TRAIN_STAGES)}
+        stages |= {"gen": generation_seconds(run, made, TINY, cost), "update_weights": 0.2}
+        steps.append(dataclasses.replace(made, stages=stages))
     return dataclasses.replace(run, steps=tuple(steps))
 
 
-def test_known_floors_are_found():
-    found = fit_floors([made_run(16, 2, 0), made_run(128, 32, 1)], TINY, COST)
+LEFT_OUT = {"computed": {"old_log_prob": 0.5, "update_actor": 0.3}, "tokens_per_pass": 1.8, "drafted": 2.5}
+
+
+@pytest.mark.parametrize("step", [{}, LEFT_OUT], ids=["stock", "features"])
+@pytest.mark.parametrize("cut", [BY_SEQUENCES, BY_TOKENS], ids=["by sequences", "by tokens"])
+def test_known_floors_are_found(cut: dict, step: dict):
+    runs = [made_run(16, 0, cut, step), made_run(128, 1, {**cut, "minibatches": 2}, step)]
+    found = fit_floors(runs, TINY, COST)
     for name in ("call", "microbatch", "update", "decode_step", "request", "sync"):
         assert getattr(found, name) == pytest.approx(getattr(KNOWN, name), rel=0.02), name
+    cost = dataclasses.replace(COST, engine=found)
+    for run in runs:
+        for each in stage_errors(run, TINY, cost):
+            assert each.predicted == pytest.approx(each.measured, rel=0.02), each.stage
+            assert 0 < each.floors <= each.predicted
+
+
+def test_without_a_pass_a_call_is_counted_with_its_updates():
+    def trained(run: RecordedRun) -> RecordedRun:
+        kept = {"gen", *TRAIN_STAGES}
+        steps = (
+            dataclasses.replace(step, stages={name: taken for name, taken in step.stages.items() if name in kept})
+            for step in run.steps
+        )
+        return dataclasses.replace(run, steps=tuple(steps))
+
+    found = fit_floors([trained(made_run(16, 0, BY_SEQUENCES)), trained(made_run(128, 1, BY_SEQUENCES))], TINY, COST)
+    assert (found.call, found.sync) == (0.0, 0.0)
+    assert found.microbatch == pytest.approx(KNOWN.microbatch, rel=0.02)
+    assert found.update == pytest.approx(KNOWN.call + KNOWN.update, rel=0.02)
+
+
+def test_steps_in_which_samples_moved_say_nothing_of_decoding():
+    run = made_run(16, 0, BY_SEQUENCES)
+    moved = tuple(
+        dataclasses.replace(step, stages={name: s for name, s in step.stages.items() if name != "gen"})
+        for step in run.steps
+    )
+    with pytest.raises(FuseError, match="samples moved between replicas in every recorded step"):
+        fit_floors([dataclasses.replace(run, steps=moved)], TINY, COST)
+    found = fit_floors(
+        [dataclasses.replace(run, steps=(*moved, *run.steps)), made_run(128, 1, BY_SEQUENCES)], TINY, COST
+    )
+    assert found.decode_step == pytest.approx(KNOWN.decode_step, rel=0.02)
 
 
 def test_no_floor_is_negative():
     """Stages that take less than their parts leave nothing to explain."""
-    run = made_run(16, 2, 0)
+    run = made_run(16, 0, BY_SEQUENCES)
     steps = tuple(
         dataclasses.replace(s, stages=dict.fromkeys(s.stages.keys() - {"update_weights"}, 1e-6)) for s in run.steps
     )
@@ -88,12 +133,100 @@ def test_a_run_is_read_from_its_configuration_and_timelines():
     assert run.microbatches("ref", run.steps[0]) == 1
 
 
+def test_a_run_of_features_is_read_with_what_they_left_out():
+    request = {"prompt_tokens": 10, "response_tokens": 30}
+    spans = (
+        *(Span(name, "step", "stage", i, i + 1) for i, name in enumerate(("gen", "old_log_prob", "ref", "values"))),
+        Span("update_critic", "step", "stage", 4, 5, {"own_values": 0.25}),
+        Span("update_actor", "step", "stage", 5, 6, {"own_log_probs": 0.5, "skipped_tokens": 0.2}),
+        *(Span("request", f"replica {i}", "generate", 0, 1, request) for i in range(2)),
+    )
+    metrics = {
+        "fuse/update_shared_tokens": 0.4,
+        "fuse/ref_shared_tokens": 0.8,
+        "fuse/speculation_drafted_tokens": 75.0,
+        "fuse/speculation_tokens_per_pass": 2.0,
+    }
+    step = RecordedStep.of(Timeline("run", 2, 0, 6, spans), metrics)
+    # A quarter of the tokens are prompts'.
+    assert step.computed == pytest.approx({"old_log_prob": 0.5, "ref": 0.8, "values": 0.75, "update_actor": 0.8 * 0.9})
+    # 30 passes for 60 tokens.
+    assert (step.tokens_per_pass, step.drafted, list(step.passes)) == (2.0, 2.5, [15, 15])
+    sliced = Span("micro-group", "lane slice 0", "inference", 0, 1)
+    elsewhere = (*spans, sliced, Span("stream_update", "lane train", "train", 0, 1))
+    assert list(RecordedStep.of(Timeline("run", 2, 0, 6, elsewhere)).stages) == ["gen", "update_critic"]
+    moved = Span("request", "replica 1", "generate", 0, 1, {**request, "resumed_tokens": 4})
+    assert "gen" not in RecordedStep.of(Timeline("run", 2, 0, 6, (*spans, moved))).stages
+
+
+def logged(mean: float = 40.0, most: float = 200.0) -> dict[str, float]:
+    return {
+        "timing_s/step": 5.0,
+        "timing_s/gen": 2.0,
+        "timing_s/update_actor": 1.5,
+        "timing_s/update_critic": 0.0,
+        "prompt_length/mean": 9.0,
+        "prompt_length/max": 9.0,
+        "response_length/mean": mean,
+        "response_length/max": most,
+    }
+
+
+def test_a_run_without_timelines_is_read_from_verls_log():
+    metrics = {step: logged() for step in (3, 2, 1)} | {0: {"val-core/acc/mean": 0.5}}
+    run = run_of("run", OmegaConf.create(CONFIG), [], metrics)
+    assert (len(run.steps), run.micro_batch, run.minibatches) == (2, {"update_actor": 8}, 2)
+    step = run.steps[0]
+    assert step.stages == {"gen": 2.0, "update_actor": 1.5}
+    # 16 prompts, two samples each, on two replicas.
+    assert (len(step.responses), set(step.prompts), step.replicas[:3]) == (32, {9}, (0, 1, 0))
+    assert max(step.responses) == 200
+    assert np.mean(step.responses) == pytest.approx(40, rel=0.05)
+    assert RecordedStep.logged(logged(most=40), 4, 1).responses == (40,) * 4
+    # No lognormal distribution of four has so large a maximum; its own largest is taken.
+    assert max(RecordedStep.logged(logged(most=4000), 4, 1).responses) < 4000
+    with pytest.raises(FuseError, match=r"response_length/mean=0, .*needs lengths as verl logs them"):
+        RecordedStep.logged(logged(mean=0), 4, 1)
+
+
+def test_micro_batches_are_read_as_verl_reads_them():
+    config = OmegaConf.create(CONFIG)
+    for key, value in {
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": True,
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 20,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": None,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 3,
+        "actor_rollout_ref.model.use_remove_padding": True,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+        "critic.ppo_micro_batch_size_per_gpu": 1,
+    }.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    # A key of another engine.
+    OmegaConf.update(config, "actor_rollout_ref.actor.megatron.tensor_model_parallel_size", 2, force_add=True)
+    passes = tuple(Span(name, "step", "stage", 3, 4) for name in ("old_log_prob", "values"))
+    steps = [Timeline("run", n, 0, 4, (*timeline(n).spans, *passes)) for n in (1, 2)]
+    run = run_of("run", config, steps)
+    assert (run.micro_batch, run.budget) == ({"ref": 3}, {"old_log_prob": 20, "values": 32768})
+    assert (run.packed, run.recompute, run.tp) == (True, True, 2)
+    # 26 tokens on two ranks; at the bound and beyond it.
+    assert run.microbatches("old_log_prob", run.steps[0]) == 1
+    assert dataclasses.replace(run, budget={"old_log_prob": 13}).microbatches("old_log_prob", run.steps[0]) == 1
+    assert dataclasses.replace(run, budget={"old_log_prob": 12}).microbatches("old_log_prob", run.steps[0]) == 2
+    assert (run.batch("ref", run.steps[0]).tokens, run.batch("old_log_prob", run.steps[0]).tokens) == (26, 26)
+    assert dataclasses.replace(run, packed=False).batch("ref", run.steps[0]).tokens == 28
+
+
 @pytest.mark.parametrize(
     ("changes", "steps", "message"),
     [
         ({}, [1], "needs at least two"),
         ({"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": None}, [1, 2], "=None; the floors of a run need"),
-        ({"fuse.placement.critic": {"first": 1, "devices": 1}}, [1, 2], "need a critic on all ranks"),
+        (
+            {"fuse.placement.critic": {"first": 1, "devices": 1}},
+            [1, 2],
+            "fuse.placement.critic=.*need actor and critic on all ranks",
+        ),
     ],
 )
 def test_a_run_that_says_too_little_is_refused(changes: dict, steps: list[int], message: str):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from typer.testing import CliRunner
 
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import GROUPS
-from verl_fuse.cli.profile import print_measured, read_run, with_floors
+from verl_fuse.cli.profile import notes_of, print_errors, print_measured, read_run, with_floors
 from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.floors import StageError
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import Span, Timeline
@@ -32,7 +34,7 @@ VERL = """
 trainer: {nnodes: 1, n_gpus_per_node: 2}
 data: {train_batch_size: 2}
 actor_rollout_ref:
-  rollout: {log_prob_micro_batch_size_per_gpu: 1}
+  rollout: {log_prob_micro_batch_size_per_gpu: 1, tensor_model_parallel_size: 1, n: 1}
   ref: {log_prob_micro_batch_size_per_gpu: 1}
   actor: {ppo_mini_batch_size: 2, ppo_micro_batch_size_per_gpu: 1}
 """
@@ -82,6 +84,12 @@ def test_a_profile_is_written_and_read(
     assert table.engine is not None
     assert table.engine.call > 0
     assert table.sources == ("run",)
+    assert [(each["stage"], each["measured"]) for each in data["runs"]["run"]] == [
+        ("gen", 1.0),
+        ("ref", 1.0),
+        ("update_actor", 1.0),
+    ]
+    assert len(data["notes"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -114,6 +122,40 @@ def test_a_run_without_its_configuration_is_refused(run_dir: Path):
     (run_dir / "hydra" / ".hydra" / "config.yaml").unlink()
     with pytest.raises(FuseError, match="the run's configuration gives its micro-batch sizes"):
         read_run(run_dir)
+
+
+def test_a_run_is_read_from_its_own_configuration_and_log(run_dir: Path):
+    (run_dir / "config.yaml").write_text(VERL.replace("n_gpus_per_node: 2", "n_gpus_per_node: 3"))
+    assert (read_run(run_dir).ranks, len(read_run(run_dir).steps)) == (3, 1)
+    lengths = {f"{name}_length/{fact}": 9 for name in ("prompt", "response") for fact in ("mean", "max")}
+    lines = [
+        {"step": step, "data": {"timing_s/step": 4, "timing_s/gen": 2, "timing_s/update_actor": 1, **lengths}}
+        for step in (1, 2, 3)
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(read_run(run_dir).steps) == 1, "the timelines'"
+    shutil.rmtree(run_dir / "timeline")
+    found = read_run(run_dir)
+    assert [step.stages for step in found.steps] == [{"gen": 2.0, "update_actor": 1.0}] * 2
+
+
+def test_what_a_reader_of_floors_must_know_is_noted(run_dir: Path):
+    run = read_run(run_dir)
+    assert [note[:34] for note in notes_of([run])] == ["the floors are read off one step, "]
+    assert notes_of([run, run]) == []
+    trained = dataclasses.replace(run, steps=tuple(dataclasses.replace(s, stages={"gen": 1.0}) for s in run.steps) * 2)
+    (note,) = notes_of([trained])
+    assert note.startswith("no step has a pass for log-probs or values on all workers")
+    assert notes_of([]) == []
+
+
+def test_the_stage_that_is_furthest_off_is_named(capsys: pytest.CaptureFixture[str]):
+    print_errors("run", [StageError("gen", 58.0, 39.0, 3.0), StageError("update_actor", 20.0, 21.0, 0.5)])
+    shown = capsys.readouterr().out
+    assert "measured 78.00 s, predicted 60.00 s in these stages; furthest off is gen, 58.00 s against 39.00 s" in (
+        " ".join(shown.split())
+    )
+    assert "1.49" in shown
 
 
 def test_floors_are_read_off_a_node_that_has_room_for_the_largest_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch):

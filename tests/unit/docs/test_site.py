@@ -44,12 +44,12 @@ def test_the_site_builds_without_a_dead_link(tmp_path: Path):
     build(site)
     assert len(list(site.rglob("*.html"))) >= len(tracked_pages())
     shown = (site / "examples.html").read_text()
-    for name in ("ppo-fast/timeline/step_000011", "ppo-observe/timeline", "comparison", "strategies/strategies"):
+    for name in ("grpo-fast/timeline/step_000016", "grpo-observe/timeline", "comparison", "strategies/strategies"):
         assert f'href="examples/{name}.html"' in shown
         page = (site / f"examples/{name}.html").read_text()
         # No path of the machine that built it.
         assert str(tmp_path) not in page
-    assert "verl-fuse advise ppo-fast" in (site / "examples/ppo-fast/timeline/step_000011.html").read_text()
+    assert "verl-fuse advise grpo-fast" in (site / "examples/grpo-fast/timeline/step_000016.html").read_text()
     assert (site / "reference/verl_fuse.hookspecs.html").is_file()
 
 
