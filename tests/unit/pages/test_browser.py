@@ -171,11 +171,10 @@ def test_one_cursor_is_over_all_curves(browser, pages):
 def test_a_point_is_as_high_as_its_value(browser, pages):
     show(browser, pages / "compare.html")
     drawn = """
-        const { points, top, bottom } = drawings[0], heights = points.map(({ circle }) => circle.cy.baseVal.value);
-        const at = (choose) => heights[points.findIndex(({ value }) => value === choose(...points.map((p) => p.value)))];
-        return [heights.length, at(Math.max), at(Math.min)];
+        const points = drawings[0].points.toSorted((one, other) => one.value - other.value);
+        return [points.length, ...[0, -1].map((index) => points.at(index).circle.cy.baseVal.value)];
     """
-    assert browser.execute_script(drawn) == [40, 8, 160]
+    assert browser.execute_script(drawn) == [40, 160, 8]
 
 
 def test_every_op_of_a_schedule_is_drawn_at_its_time(browser, pages):

@@ -114,11 +114,16 @@ def test_pages_as_of_a_real_run(workload: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_pages_of_all_strategies_stay_small(tmp_path: Path):
-    (tmp_path / "workload.yaml").write_text(yaml.safe_dump({**WORKLOAD, "samples": 4}))
+    short = {"samples": 4, "prompt": "uniform:8-12", "response": "lognormal:median=20,sigma=0.8,max=64"}
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump({**WORKLOAD, **short}))
     assert run(str(tmp_path / "workload.yaml"), "h100", "--seeds", "1", "--timeline", str(tmp_path / "out")) == 0
     sizes = {path.relative_to(tmp_path): path.stat().st_size for path in tmp_path.rglob("*.html")}
     assert len(sizes) > 20
     assert {path: size for path, size in sizes.items() if size >= 50_000} == {}
+    page = (tmp_path / "out/strategies.html").read_text()
+    # The stages have names, and colours, of a recorded step.
+    assert "fused_update: " in page
+    assert "other stages" not in page
 
 
 def test_options_and_a_cluster_file(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
