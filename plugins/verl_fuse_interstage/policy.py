@@ -31,8 +31,11 @@ def next_micro_group(config: InterstageConfig, view: RolloutView, lane: LaneView
 
 
 def _longest(view: RolloutView, lane: LaneView, least: int) -> Sequence[str] | None:
+    released = [each for each in view.lanes if each.released]
+    if lane.queued and any(not each.queued for each in released):
+        return None
     fitting = len(view.ready) // lane.multiple * lane.multiple
-    size = max(least, fitting // 2 // lane.multiple * lane.multiple)
+    size = max(least, fitting // (2 * len(released)) // lane.multiple * lane.multiple)
     if not lane.queued:
         size = min(size, fitting)
     if not 0 < size <= fitting:

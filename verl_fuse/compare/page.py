@@ -3,7 +3,7 @@
 Invariants (tests/unit/compare/test_compare_page.py):
 - every figure of the text is in the page without a script, but for rows that are 0 in both runs, which are named;
 - text from a run never becomes markup; a page needs no network and no second file.
-The script (assets/compare.js) moves one cursor over all curves, and draws them over hours of training.
+The script (assets/compare.js) draws the curves, by step or over hours of training, and moves one cursor over them all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,17 +51,24 @@ def page(found: Comparison, remarks: Iterable[str], timelines: Mapping[str, str]
             ),
             "untimed": _hidden("0 s in both", untimed),
             "runs": _runs(found.base, found.fused),
-            "switch": _SWITCH if found.curves else "",
+            "switch": _switch(found) if found.curves else "",
             "curves": "".join(_section(curve, found) for curve in found.curves),
             "script": asset("compare.js"),
         },
     )
 
 
-_SWITCH = (
-    '<section id="curves" class="bar-top"><h2>Curves</h2><label><input type="checkbox" id="by-time"> over the time '
-    'that the steps took</label><span class="hint">one cursor moves over all curves</span></section>'
-)
+def _switch(found: Comparison) -> str:
+    return (
+        f'<section id="curves" class="bar-top" data-base="{_pairs(found.base.elapsed)}" '
+        f'data-fused="{_pairs(found.fused.elapsed)}"><h2>Curves</h2><label><input type="checkbox" id="by-time"> over '
+        'the time that the steps took</label><span class="hint">one cursor moves over all curves</span></section>'
+    )
+
+
+def _pairs(values: Mapping[int, float]) -> str:
+    """Return "step value" of every step."""
+    return ",".join(f"{step} {value:.6g}" for step, value in values.items())
 
 
 def _run(which: str, run: ComparedRun, timelines: Mapping[str, str]) -> str:
@@ -137,46 +144,25 @@ def _drawing(curve: Curve, found: Comparison) -> str:
     values = [*curve.base.values(), *curve.fused.values()]
     steps = sorted(curve.base.keys() | curve.fused.keys())
     low, high, first, last = min(values), max(values), steps[0], steps[-1]
-
-    def at(step: int, value: float) -> tuple[float, float]:
-        across = (step - first) / (last - first) if last > first else 0.5
-        up = (value - low) / (high - low) if high > low else 0.5
-        return CHART_LEFT + across * (CHART_WIDTH - CHART_LEFT - 8), CHART_HEIGHT - CHART_BOTTOM - up * (
-            CHART_HEIGHT - CHART_BOTTOM - CHART_TOP
-        )
-
+    right, bottom = CHART_WIDTH - 8, CHART_HEIGHT - CHART_BOTTOM
+    levels = {low: bottom, high: CHART_TOP} if low < high else {low: (bottom + CHART_TOP) / 2}
+    ends = {first: CHART_LEFT, last: right} if first < last else {first: (CHART_LEFT + right) / 2}
     axes = "".join(
-        f'<line x1="{CHART_LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/><text x="{CHART_LEFT - 4}" '
-        f'y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
-        for value, y in ((value, at(first, value)[1]) for value in dict.fromkeys((low, high)))
+        f'<line x1="{CHART_LEFT}" x2="{CHART_WIDTH}" y1="{y:g}" y2="{y:g}"/><text x="{CHART_LEFT - 4}" y="{y + 4:g}" '
+        f'text-anchor="end">{value:.3g}</text>'
+        for value, y in levels.items()
     ) + "".join(
-        f'<text class="end" x="{at(step, low)[0]:.1f}" y="{CHART_HEIGHT - 4}" text-anchor="middle">{step}</text>'
-        for step in dict.fromkeys((first, last))
+        f'<text class="end" x="{x:g}" y="{CHART_HEIGHT - 4}" text-anchor="middle">{step}</text>'
+        for step, x in ends.items()
     )
     lines = "".join(
-        _line(points, [at(step, value) for step, value in points.items()], name, elapsed)
-        for name, points, elapsed in (
-            ("base", curve.base, found.base.elapsed),
-            ("fused", curve.fused, found.fused.elapsed),
-        )
+        f'<polyline class="{name}" data-values="{_pairs(points)}"/>'
+        for name, points in (("base", curve.base), ("fused", curve.fused))
     )
     return (
         f'<svg class="curve" viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{text(curve.name)} by '
-        f'step" data-left="{CHART_LEFT}" data-right="{CHART_WIDTH - 8}">{axes}{lines}</svg>'
+        f'step" data-sides="{CHART_LEFT} {right} {CHART_TOP} {bottom}">{axes}{lines}</svg>'
     )
-
-
-def _line(
-    points: Mapping[int, float], places: Sequence[tuple[float, float]], name: str, elapsed: Mapping[int, float]
-) -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    dots = "".join(
-        f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="2.4" data-step="{step}" '
-        f'data-seconds="{elapsed[step]:.1f}"><title>{name}, step {step}: '
-        f"{value:.4g}</title></circle>"
-        for (step, value), (x, y) in zip(points.items(), places, strict=True)
-    )
-    return f'<polyline class="{name}" points="{path}"/>{dots}'
 
 
 def _colour(stage: str) -> str:

@@ -7,7 +7,7 @@ Invariants (tests/unit/simulate/test_decided.py):
 - views count what has happened by then: a policy sees no length of an unfinished sample.
 
 A freed replica is a lane, whose calls run one after the other. What no lane was given is inferred at the end, on all
-replicas, as the driver does.
+replicas, each from when its calls are done, as the driver does.
 """
 
 import math
@@ -286,10 +286,11 @@ class _Play:
         through, inference = self._through, self._setting.inference
         end = through.seconds
         seen = seen_at(end, self._setting.poll)
-        rest = float(self._work[~self._taken].sum()) / through.replicas
-        ended = max([seen, *(call.end for call in self._calls)])
+        rest, free = float(self._work[~self._taken].sum()), np.full(through.replicas, seen)
+        for call in self._calls:
+            free[call.replica] = max(free[call.replica], call.end)
         last = inference.last_seconds if self._calls else 0.0
-        inferred = max(ended + rest, end + last)
+        inferred = max(_shared_out(rest, free), float(free.max()), end + last)
         moved = np.concatenate([np.zeros(0, np.int64), *self._moved])
         tokens = sum(
             int((move.paused.requests.prompt[rows] + move.paused.done[rows]).sum())
@@ -307,6 +308,14 @@ class _Play:
 
     def _event(self, kind: type[Event], **fields: Any) -> None:
         self._tell(kind(self._setting.step, self._now, **fields))
+
+
+def _shared_out(work: float, free: np.ndarray) -> float:
+    """Return when so many seconds of work are done by replicas that are free from these times on, and end together."""
+    times = np.sort(free)
+    ends = (work + np.cumsum(times)) / np.arange(1, len(times) + 1)
+    # With fewer replicas it would end after the next one is free.
+    return float(ends.min())
 
 
 def _samples(begun: RolloutState, group: Ints) -> list[Sample]:

@@ -30,7 +30,7 @@ from verl_fuse.simulate.tail import inference_end
 from verl_fuse.simulate.tasks import ScheduledTask, Task, run_tasks
 from verl_fuse.simulate.trace import idle_share, timeline_of
 from verl_fuse.spec.plan import Plan
-from verl_fuse.spec.timeline import CALL_STAGES, GENERATION, UPDATE_WEIGHTS, Timeline
+from verl_fuse.spec.timeline import CALL_STAGES, FUSED_UPDATE, GENERATION, UPDATE_WEIGHTS, Timeline
 from verl_fuse.spec.workload import Call, Workload
 from verl_fuse.timeline.tracks import totals
 
@@ -353,7 +353,7 @@ def _train_tasks(
         ]
     fixed = sum(updates * cost.update(workload.model(c.role), plan.call(c.name).layout) for c in calls)
     total = fixed + ratio * (sum(seconds.values()) - fixed)
-    return [Task("train", "update_fused", "train", (plan.call(calls[0].name).mesh,), total, calls[0].after)]
+    return [Task("train", FUSED_UPDATE, "train", (plan.call(calls[0].name).mesh,), total, calls[0].after)]
 
 
 def _given_back(plan: Plan, generation: GenerationResult) -> float:

@@ -30,9 +30,13 @@ class DeviceRow:
 
     @property
     def label(self) -> str:
-        """Return "device 3", or "device 0 to 7" for neighbours with the same work."""
-        first, last = self.names[0], self.names[-1].rpartition(" ")[2]
-        return first if len(self.names) == 1 else f"{first} to {last}"
+        """Return the name of the row."""
+        return label(self.names)
+
+
+def label(names: Sequence[str]) -> str:
+    """Return "device 3", or "device 0 to 7" for neighbours with the same work."""
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1].rpartition(' ')[2]}"
 
 
 def device_rows(timeline: Timeline) -> tuple[DeviceRow, ...]:

@@ -5,6 +5,7 @@ Invariant (tests/unit/timeline/test_devices.py): text from a run never becomes m
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from verl_fuse.spec.timeline import Timeline
@@ -18,30 +19,30 @@ _ROW, _THIN, _THIN_FROM = 18, 6, 24
 _STYLE = (
     "text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:var(--ink,#1c2430)}"
     ".soft{fill:var(--soft,#667181)}.name{font-weight:600;font-size:13px}.tick{stroke:var(--line,#d5dae1)}"
-    f".{IDLE}{{fill:url(#idle)}}" + "".join(f".{name}{{fill:{colour}}}" for name, colour in COLOURS.items())
+    f".{IDLE}{{stroke:url(#idle)}}" + "".join(f".{name}{{stroke:{colour}}}" for name, colour in COLOURS.items())
 )
 
 
 def picture(steps: Sequence[tuple[str, Timeline]], ground: str | None = None) -> str:
     """Return one block of rows per (title, step); all have the time scale of the longest step. `ground`: a colour
-    behind all rows."""
+    behind all rows. All stretches of one kind in a step are one path, whose line is as thick as a row."""
     longest = max(timeline.end - timeline.start for _, timeline in steps)
     scale = (_WIDTH - _LEFT - _RIGHT) / longest
     parts, top, used = [], 0.0, dict[str, None]()
     for title, timeline in steps:
         rows = device_rows(timeline)
         height = _ROW if len(rows) <= _THIN_FROM else _THIN
+        lines = defaultdict[str, str](str)
         parts.append(_head(title, timeline, top + 18))
         for index, row in enumerate(rows):
-            y = top + _HEAD + index * (height + 2)
+            y = top + _HEAD + index * (height + 2) + height / 2
             if height == _ROW or index % 8 == 0:
-                parts.append(f'<text x="0" y="{y + height / 2 + 4:g}">{text(row.label)}</text>')
+                parts.append(f'<text y="{y + 4:g}">{text(row.label)}</text>')
             for category, start, end in row.stretches:
-                used[category] = None
-                parts.append(
-                    f'<rect class="{category}" x="{_LEFT + start * scale:.1f}" y="{y:g}" '
-                    f'width="{max((end - start) * scale, 0.3):.1f}" height="{height}"/>'
-                )
+                x, width = _LEFT + start * scale, max((end - start) * scale, 0.3)
+                lines[category] += f"M{round(x, 1):g} {y:g}h{round(width, 1):g}"
+        used |= dict.fromkeys(lines)
+        parts += (f'<path class="{name}" stroke-width="{height}" d="{line}"/>' for name, line in lines.items())
         top += _HEAD + len(rows) * (height + 2) + 8
     parts += _axis(longest, scale, top)
     parts += _legend([name for name in (*COLOURS, IDLE) if name in used], top + _AXIS + 12)
@@ -61,7 +62,7 @@ def _head(title: str, timeline: Timeline, y: float) -> str:
     summary = summarize(timeline)
     idle = "" if summary.idle_overall is None else f", devices {percent(summary.idle_overall)} idle"
     return (
-        f'<text x="0" y="{y:g}"><tspan class="name">{text(title)}</tspan>'
+        f'<text y="{y:g}"><tspan class="name">{text(title)}</tspan>'
         f'<tspan class="soft" dx="10">{seconds(summary.seconds)}{idle}</tspan></text>'
     )
 
@@ -82,7 +83,7 @@ def _axis(longest: float, scale: float, top: float) -> list[str]:
 
 def _legend(names: Sequence[str], y: float) -> list[str]:
     return [
-        f'<rect class="{name}" x="{_LEFT + 112 * index}" y="{y - 10:g}" width="12" height="12"/>'
+        f'<path class="{name}" stroke-width="12" d="M{_LEFT + 112 * index} {y - 4:g}h12"/>'
         f'<text x="{_LEFT + 112 * index + 17}" y="{y:g}">{name}</text>'
         for index, name in enumerate(names)
     ]

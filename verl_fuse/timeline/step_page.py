@@ -7,20 +7,21 @@ Invariants (tests/unit/timeline/test_pages.py):
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from verl_fuse.spec.timeline import CATEGORIES, STEP, Span, Timeline, overlap_seconds
-from verl_fuse.timeline.devices import DeviceRow, device_rows, largest_idle
+from verl_fuse.timeline.devices import DeviceRow, device_rows, label, largest_idle
 from verl_fuse.timeline.html import (
     COLOURS,
     IDLE,
     RESUMED,
     asset,
     colour_of,
-    embedded_json,
     fill,
     legend,
+    packed,
     percent,
     seconds,
     style,
@@ -40,7 +41,7 @@ _WALL_CLOCK = 946_684_800
 
 
 def step_page(timeline: Timeline, summary: StepSummary, run_dir: str = "RUN_DIR") -> str:
-    """Write the page. Its size grows with the number of spans: about 100 bytes each. `run_dir`: the run's folder, for
+    """Write the page. Its size grows with the number of spans: about 25 bytes each. `run_dir`: the run's folder, for
     the command that advises."""
     table, rows = idle_table(timeline), device_rows(timeline)
     used = {colour_of(span) for span in timeline.spans} | {IDLE for row in rows for s in row.stretches if s[0] == IDLE}
@@ -59,9 +60,9 @@ def step_page(timeline: Timeline, summary: StepSummary, run_dir: str = "RUN_DIR"
             "roles": _roles(table.devices, table.rows),
             "stages": _stages(summary),
             "planned": _planned(summary),
-            "tracks": "".join(_track_row(row) for row in (*table.devices, *table.rows)),
+            "tracks": _tracks((*table.devices, *table.rows)),
             "tracks_open": "open" if len(table.rows) + len(table.devices) <= _OPEN_ROWS else "",
-            "data": embedded_json(_data(timeline, rows)),
+            "data": packed(_data(timeline, rows)),
             "script": asset("gantt.js"),
         },
     )
@@ -87,7 +88,7 @@ def _data(timeline: Timeline, table: Sequence[DeviceRow]) -> dict[str, Any]:
 
     def span_data(span: Span, row: int) -> list[Any]:
         colour = colour_of(span)
-        start, end = (round(time - timeline.start, 6) for time in (span.start, span.end))
+        start, end = (round(time - timeline.start, 4) for time in (span.start, span.end))
         return [span.name, span.category, colour, start, end, row, dict(span.args)]
 
     tracks: list[dict[str, Any]] = []
@@ -98,16 +99,16 @@ def _data(timeline: Timeline, table: Sequence[DeviceRow]) -> dict[str, Any]:
         packed = [span_data(span, index) for index, row in enumerate(rows) for span in row]
         tracks.append({"name": track, "role": role(track), "rows": len(rows), "spans": packed})
     devices = [
-        {"name": row.label, "stretches": [[s[0], s[0], s[0], round(s[1], 6), round(s[2], 6), 0] for s in row.stretches]}
+        {"name": row.label, "stretches": [[s[0], s[0], s[0], round(s[1], 4), round(s[2], 6), 0] for s in row.stretches]}
         for row in table
         if row.names[0].startswith("device")
     ]
     ends = [
         [
             *places[id(part)],
-            round(part.end - timeline.start, 6),
+            round(part.end - timeline.start, 4),
             *places[id(rest)],
-            round(rest.start - timeline.start, 6),
+            round(rest.start - timeline.start, 4),
         ]
         for part, rest in moves(timeline)
     ]
@@ -155,10 +156,14 @@ def _idle(timeline: Timeline, rows: Sequence[DeviceRow], run_dir: str) -> str:
     stage = max(stages, key=lambda name: stages[name], default=None)
     meanwhile = f", most of it in the driver's stage <code>{text(stage)}</code>" if stage and stages[stage] else ""
     share = (end - start) / (timeline.end - timeline.start)
+    if any("resumed_tokens" in span.args for span in timeline.spans):
+        advice = "<code>verl-fuse advise</code> needs a run whose requests did not move, such as one in observe mode."
+    else:
+        command = f"verl-fuse advise {shlex.quote(run_dir)}"
+        advice = f"<code>{text(command)}</code> tells which features would have shortened the run's steps."
     return (
         f"<p><b>Largest idle:</b> {text(row.label)}, {seconds(end - start)} ({percent(share)} of the step) from "
-        f"{seconds(start)} on{meanwhile}. <code>verl-fuse advise {text(shlex.quote(run_dir))}</code> tells which "
-        "features would have shortened the run's steps.</p>"
+        f"{seconds(start)} on{meanwhile}. {advice}</p>"
     )
 
 
@@ -201,9 +206,16 @@ def _planned(summary: StepSummary) -> str:
     return f"<h2>Planned and measured</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table>"
 
 
-def _track_row(row: IdleRow) -> str:
-    busy = f'<i class="bar" style="width:{(1 - row.idle_fraction) * 100:.1f}%"></i>'
-    cells = (seconds(row.busy), percent(row.idle_fraction), row.spans, f"{row.concurrency:.1f}")
-    return (
-        f"<tr><th>{text(row.track)}</th>" + "".join(f"<td>{c}</td>" for c in cells) + f"<td class=wide>{busy}</td></tr>"
-    )
+def _tracks(rows: Iterable[IdleRow]) -> str:
+    """Return the rows of the table of tracks: neighbours of one role with the same figures share a row."""
+
+    def figures(row: IdleRow) -> tuple[str, ...]:
+        cells = seconds(row.busy), percent(row.idle_fraction), str(row.spans), f"{row.concurrency:.1f}"
+        return row.role, *cells, f"{(1 - row.idle_fraction) * 100:.0f}%"
+
+    lines = []
+    for (_, *cells, share), alike in groupby(rows, figures):
+        bar = f'<i class="bar" style="width:{share}"></i>'
+        said = "".join(f"<td>{cell}</td>" for cell in cells)
+        lines.append(f"<tr><th>{text(label([row.track for row in alike]))}</th>{said}<td class=wide>{bar}</td></tr>")
+    return "".join(lines)

@@ -49,6 +49,7 @@ def test_the_site_builds_without_a_dead_link(tmp_path: Path):
         page = (site / f"examples/{name}.html").read_text()
         # No path of the machine that built it.
         assert str(tmp_path) not in page
+        assert len(page) < 50_000
     assert "verl-fuse advise grpo-fast" in (site / "examples/grpo-fast/timeline/step_000016.html").read_text()
     assert (site / "reference/verl_fuse.hookspecs.html").is_file()
 

@@ -123,7 +123,7 @@ def test_a_moved_request_has_an_arrow(browser, pages):
     show(browser, pages / "moved/timeline/step_000001.html")
     # The colour half way from the end of the part to the start of its rest, between the rows of the two replicas.
     pixel = """
-        const [[from, row, end, to, other, begin]] = JSON.parse(document.getElementById("data").textContent).moves;
+        const [from, row, end, to, other, begin] = window.move ??= moves[0];
         const [upper, lower] = [homes.get(tracks[from]), homes.get(tracks[to])], ratio = devicePixelRatio;
         const y = (upper.top + upper.height / 2 + lower.top + lower.height / 2) / 2;
         const spot = context.getImageData((x((end + begin) / 2) - 8) * ratio, y * ratio, 16 * ratio, 1).data;
@@ -166,6 +166,29 @@ def test_one_cursor_is_over_all_curves(browser, pages):
     browser.execute_script("document.querySelector('svg.curve').dispatchEvent(new PointerEvent('pointerleave'))")
     assert browser.execute_script(said) == [""] * 3
     assert not browser.find_elements("css selector", ".cursor")
+
+
+def test_a_point_is_as_high_as_its_value(browser, pages):
+    show(browser, pages / "compare.html")
+    drawn = """
+        const points = drawings[0].points.toSorted((one, other) => one.value - other.value);
+        return [points.length, ...[0, -1].map((index) => points.at(index).circle.cy.baseVal.value)];
+    """
+    assert browser.execute_script(drawn) == [40, 160, 8]
+
+
+def test_every_op_of_a_schedule_is_drawn_at_its_time(browser, pages):
+    show(browser, pages / "schedule.html")
+    drawn = """
+        const shares = (op) => [op.x, op.width].map((length) => length.baseVal.valueInSpecifiedUnits.toFixed(2));
+        return [...document.querySelectorAll(".op")].map((op) => [op.textContent, ...shares(op)].join(" "))
+    """
+    found = solve(two_ranks(4, memory_limit=3.0), "back-to-back", Budget(1))
+    assert sorted(browser.execute_script(drawn)) == sorted(
+        f"{op.token} {op.start:g} to {op.end:g} units of time "
+        f"{100 * op.start / found.makespan:.2f} {100 * (op.end - op.start) / found.makespan:.2f}"
+        for op in found.ops
+    )
 
 
 def test_curves_are_drawn_over_the_time_that_steps_took(browser, pages):

@@ -16,10 +16,12 @@ def show(browser: Any, address: Path, width: int = 1400, scheme: str = "light") 
     # What was said of the page before is no fault of this one.
     browser.get_log("browser")
     browser.get(address.as_uri())
-    # The driver may answer before the scripts of a file have run.
-    browser.execute_async_script(
-        "const [done] = arguments; if (document.readyState === 'complete') done(); else onload = () => done();"
-    )
+    # The driver may answer before the scripts of a file have run, and a chart has been drawn.
+    browser.execute_async_script("""
+        const [done] = arguments, ready = () => document.readyState === "complete" && (!window.canvas || view);
+        const wait = () => ready() ? done() : setTimeout(wait, 10);
+        wait();
+    """)
 
 
 def faults(browser: Any) -> list[str]:

@@ -4,7 +4,7 @@ import builtins
 import re
 
 import pytest
-from problems import two_ranks
+from problems import PUBLISHED, published, two_ranks
 
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import solve
@@ -37,12 +37,21 @@ def test_text_page(schedule, tmp_path):
 def test_page_is_self_contained_and_draws_every_op(schedule, tmp_path):
     write_picture(schedule, tmp_path / "s.html")
     page = (tmp_path / "s.html").read_text()
-    assert page.count("<title>") == 1 + len(schedule.ops)
+    drawn = [ops.split(",") for ops in re.findall('data-ops="(.+?)"', page)]
+    assert drawn == [[f"{op.token} {op.start:g} {op.end:g}" for op in row] for row in schedule.rows]
     assert page.count("<path") == schedule.problem.ranks
     assert "bound 12" in page
     assert "<h1>Pipeline schedule of " in page
     assert f" on {schedule.problem.ranks} ranks</h1>" in page
-    assert not re.search(r"https?://|<script|<link|@import", page)
+    assert not re.search(r"https?://|<link|@import", page)
+    assert page.count("<script") == 1
+
+
+def test_the_page_of_a_large_schedule_stays_small(tmp_path):
+    found = solve(published(PUBLISHED[11]), "back-to-back", Budget(1))
+    assert len(found.ops) == 1024
+    write_picture(found, tmp_path / "s.html")
+    assert (tmp_path / "s.html").stat().st_size < 50_000
 
 
 @pytest.mark.parametrize(("limit", "high", "drawn"), [(None, 2, False), (2.25, 2.25, True), (3.0, 2, False)])

@@ -113,6 +113,19 @@ def test_pages_as_of_a_real_run(workload: str, tmp_path: Path, capsys: pytest.Ca
     assert run_name.startswith("stock, simulated: ppo of qwen2.5-0.5b, 64 samples, on 16 x H100; 1 step each")
 
 
+def test_pages_of_all_strategies_stay_small(tmp_path: Path):
+    short = {"samples": 4, "prompt": "uniform:8-12", "response": "lognormal:median=20,sigma=0.8,max=64"}
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump({**WORKLOAD, **short}))
+    assert run(str(tmp_path / "workload.yaml"), "h100", "--seeds", "1", "--timeline", str(tmp_path / "out")) == 0
+    sizes = {path.relative_to(tmp_path): path.stat().st_size for path in tmp_path.rglob("*.html")}
+    assert len(sizes) > 20
+    assert {path: size for path, size in sizes.items() if size >= 50_000} == {}
+    page = (tmp_path / "out/strategies.html").read_text()
+    # The stages have names, and colours, of a recorded step.
+    assert "fused_update: " in page
+    assert "other stages" not in page
+
+
 def test_options_and_a_cluster_file(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "cluster.yaml").write_text("{device: L40S, nodes: 2, devices_per_node: 4, price_per_device_hour: 0.0}")
     arguments = [

@@ -1,5 +1,6 @@
 """The work of each device, in stretches of work and idle time; and the picture made of them."""
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -58,6 +59,7 @@ def test_the_picture_names_its_steps_and_draws_idle_time_and_no_markup_of_a_run(
     drawn = picture([("stock", synthetic_timeline()), (evil, synthetic_timeline(seed=1))])
     assert 'class="idle"' in drawn
     assert "% idle" in drawn
+    assert re.findall(r'<path class="train" stroke-width="18" d="(.+?)"', drawn)[0].count("M") == 4
     assert ">stock</tspan>" in drawn
     assert "<script" not in drawn
     assert drawn.count("</svg>") == 1

@@ -2,7 +2,10 @@
 
 import json
 import re
+import zlib
+from base64 import b64decode
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from synthetic import START, synthetic_timeline
@@ -49,6 +52,11 @@ def step_of(timeline: Timeline) -> str:
     return step_page(timeline, summarize(timeline))
 
 
+def data_of(page: str) -> dict[str, Any]:
+    """What the script of a step's page draws."""
+    return json.loads(zlib.decompress(b64decode(Page(page).scripts[0])))
+
+
 def index_of(*timelines: Timeline) -> str:
     links = {"step_000003.html": "timeline/step_000003.html"}
     return index_page(timelines[0].run, [summarize(timeline) for timeline in timelines], links)
@@ -61,14 +69,14 @@ def evil_timeline() -> Timeline:
 
 def test_every_span_is_in_the_page_once():
     timeline = synthetic_timeline()
-    data = json.loads(Page(step_of(timeline)).scripts[0])
+    data = data_of(step_of(timeline))
     drawn = [
         (track["name"], name, category, start, end, args)
         for track in data["tracks"]
         for name, category, _, start, end, _, args in track["spans"]
     ]
     expected = [
-        (s.track, s.name, s.category, round(s.start - START, 6), round(s.end - START, 6), dict(s.args))
+        (s.track, s.name, s.category, round(s.start - START, 4), round(s.end - START, 4), dict(s.args))
         for s in timeline.spans
     ]
     assert sorted(drawn, key=str) == sorted(expected, key=str)
@@ -82,7 +90,7 @@ def test_the_rest_of_a_moved_request_has_a_colour_of_its_own():
         Span("request", "replica 0", "generate", 0.0, 1.0, args),
         Span("request", "replica 1", "generate", 1.0, 2.0, {**args, "resumed_tokens": 4}),
     )
-    data = json.loads(Page(step_of(Timeline("run", 1, 0.0, 2.0, parts))).scripts[0])
+    data = data_of(step_of(Timeline("run", 1, 0.0, 2.0, parts)))
     assert [span[2] for track in data["tracks"] for span in track["spans"]] == ["generate", "moved"]
 
 
@@ -121,9 +129,7 @@ def test_names_from_a_run_stay_text(make):
 
 
 def test_names_reach_the_script_unchanged():
-    script = Page(step_of(evil_timeline())).scripts[0]
-    assert not set(script) & set("<>&")
-    data = json.loads(script)
+    data = data_of(step_of(evil_timeline()))
     requests = [span for track in data["tracks"] for span in track["spans"] if span[1] == "generate"]
     assert [(span[0], span[6]) for span in requests] == [(EVIL, {EVIL: EVIL})] * 2
 
@@ -171,6 +177,10 @@ def test_the_largest_idle_is_said_in_a_sentence_with_the_command_that_advises():
         "verl-fuse advise 'my runs/ppo' tells"
     ) in " ".join(shown.split())
     assert "Largest idle" not in step_of(Timeline("run", 1, 0.0, 1.0, ()))
+    moved = Span("request", "replica 0", "generate", 2.0, 3.0, {"resumed_tokens": 4})
+    shown = Page(step_of(Timeline("run", 1, 0.0, 10.0, (*spans, moved)))).shown
+    assert "verl-fuse advise needs a run whose requests did not move" in shown
+    assert "verl-fuse advise RUN_DIR" not in shown
 
 
 def test_a_moved_request_has_an_arrow_and_a_recorded_step_the_wall_clock():
@@ -180,11 +190,25 @@ def test_a_moved_request_has_an_arrow_and_a_recorded_step_the_wall_clock():
         Span("request", "replica 0", "generate", 0.0, 1.0, part),
         Span("request", "replica 1", "generate", 1.5, 2.0, rest),
     )
-    data = json.loads(Page(step_of(Timeline("run", 1, 0.0, 2.0, spans))).scripts[0])
+    data = data_of(step_of(Timeline("run", 1, 0.0, 2.0, spans)))
     assert data["moves"] == [[0, 0, 1.0, 1, 0, 1.5]]
     assert data["start"] is None
-    recorded = json.loads(Page(step_of(synthetic_timeline())).scripts[0])
+    recorded = data_of(step_of(synthetic_timeline()))
     assert (recorded["moves"], recorded["start"]) == ([], START)
+
+
+def test_neighbours_with_the_same_figures_share_a_row_of_the_table():
+    spans = [Span("update_actor", f"rank {rank}", "train", 0.0, 4.0 if rank < 8 else 8.0) for rank in range(12)]
+    table = step_of(Timeline("run", 1, 0.0, 10.0, tuple(spans))).partition("Each track")[2].partition("</table>")[0]
+    assert re.findall(r"<tr><th>([^<]+)</th><td>([^<]+)</td><td>([^<]+)</td>", table) == [
+        ("rank 0 to 7", "4.0 s", "60 %"),
+        ("rank 8 to 11", "8.0 s", "20 %"),
+    ]
+
+
+def test_a_page_of_a_step_stays_small():
+    timeline = synthetic_timeline(replicas=8, ranks=8, requests=256, slots=32)
+    assert len(step_of(timeline)) < 50_000
 
 
 def test_many_tracks_start_folded():

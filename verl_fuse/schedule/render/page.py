@@ -1,6 +1,7 @@
-"""Writes a self-contained HTML page: inline SVG as wide as the window, no scripts, no second file.
+"""Writes a self-contained HTML page: inline SVG as wide as the window, no second file.
 
-Places along the time axis are shares of the width, so a narrow window squeezes ops and leaves the words as they are.
+Places along the time axis are shares of the width, so a narrow window squeezes ops and leaves the words as they are. A
+rank has its ops as text, "token start end" each, from which SCRIPT draws them.
 """
 
 import math
@@ -12,8 +13,6 @@ from verl_fuse.spec.schedule import Schedule
 from verl_fuse.spec.units import in_memory, in_time
 
 LEFT, RIGHT, ROW, GAP, MEMORY, HEAD, FOOT = 88, 16, 22, 4, 40, 40, 26
-# Shares of the makespan: an op at least so long has room for its number in a wide window, and in one of 700 pixels.
-WIDE, NARROW = 0.007, 0.018
 STYLE = f"""
 :root {{ color-scheme: light dark; --ink: #1c2430; --soft: #667181; --line: #d9dee5; --ground: #fff; --bound: #b3261e;
   --held: #9bbfdd; --edge: #33658a; --stripe: #c94f4f66; --bubble: #d9a3a333; }}
@@ -37,6 +36,21 @@ text {{ font: 11px system-ui, "DejaVu Sans", sans-serif; fill: var(--ink); }}
 .held {{ fill: var(--held); stroke: var(--edge); vector-effect: non-scaling-stroke; }}
 @media (max-width: 1000px) {{ .tight {{ display: none; }} }}
 """
+SCRIPT = """
+// Shares of the makespan: an op at least so long has room for its number in a wide window, and in one of 700 pixels.
+const WIDE = 0.007, NARROW = 0.018;
+for (const rank of document.querySelectorAll("[data-ops]")) {
+  const { makespan, unit } = rank.parentElement.dataset, percent = (time) => `${100 * time / makespan}%`;
+  rank.innerHTML = rank.dataset.ops.split(",").map((op) => {
+    const [token, start, end] = op.split(" "), [pipeline, kind, number] = token.split(/([FB])/);
+    const share = (end - start) / makespan, middle = percent((Number(start) + Number(end)) / 2);
+    const room = share > NARROW ? "" : "tight";
+    return `<rect class="op ${kind}${pipeline}" x="${percent(start)}" width="${percent(end - start)}" height="100%">` +
+      `<title>${token} ${start} to ${end} ${unit}</title></rect>` +
+      (share > WIDE ? `<text class="${room}" x="${middle}" y="15" text-anchor="middle">${number}</text>` : "");
+  }).join("");
+}
+"""
 BUBBLE = (
     '<defs><pattern id="bubble" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<rect width="6" height="6" style="fill:var(--bubble)"/><rect width="2" height="6" style="fill:var(--stripe)"/>'
@@ -46,11 +60,16 @@ BUBBLE = (
 
 def html_page(schedule: Schedule) -> str:
     """Return a Gantt chart with the bound line, then one memory curve per rank with the limit line."""
-    legend = "".join(
-        f'<span style="background:{color(i, kind)};color:{ink(i, kind)}">{escape(name)} {word}</span>'
-        for i, name in enumerate(labels(schedule))
+    kinds = [
+        (f"{kind}{index}", f"{name} {word}", color(index, kind), ink(index, kind))
+        for index, name in enumerate(labels(schedule))
         for kind, word in (("F", "forward"), ("B", "backward"))
+    ]
+    colours = "".join(
+        f".{kind} {{ fill: {ground}; background: {ground}; color: {words}; }} .{kind} + text {{ fill: {words}; }}\n"
+        for kind, _, ground, words in kinds
     )
+    legend = "".join(f'<span class="{kind}">{escape(name)}</span>' for kind, name, _, _ in kinds)
     problem = schedule.problem
     limit = f", limit {in_memory(problem.memory_limit, problem.memory_unit)}" if problem.memory_limit else ""
     models = " and ".join(labels(schedule))
@@ -59,11 +78,14 @@ def html_page(schedule: Schedule) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><h1>{escape(title)}</h1><p>{escape(summary(schedule))}</p>"
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
+        f"<title>{escape(title)}</title><style>{STYLE}{colours}</style></head>"
+        f"<body><h1>{escape(title)}</h1><p>{escape(summary(schedule))}</p>"
         f'<p>{legend}<span class="bubble">idle (bubble)</span></p>'
         f"<h2>Ops by rank; a number is a micro-batch, time in {escape(problem.time_unit or 'units')}</h2>"
         f"{_gantt(schedule)}<h2>Activation memory by rank{limit}; each row is {high} high</h2>"
-        f"{_memory(schedule)}</body></html>\n"
+        f"{_memory(schedule)}<script>{SCRIPT}</script></body></html>\n"
     )
 
 
@@ -90,25 +112,14 @@ def _axis(schedule: Schedule, top: float, bottom: float) -> str:
 def _gantt(schedule: Schedule) -> str:
     bottom = HEAD + schedule.problem.ranks * (ROW + GAP)
     unit = schedule.problem.time_unit
-    parts = [f'<svg height="{bottom + FOOT}" role="img">', BUBBLE, _axis(schedule, HEAD, bottom)]
+    data = f'data-makespan="{schedule.makespan}" data-unit="{escape(unit or "units of time")}"'
+    parts = [f'<svg height="{bottom + FOOT}" role="img" {data}>', BUBBLE, _axis(schedule, HEAD, bottom)]
     for rank, row in enumerate(schedule.rows):
         y = HEAD + rank * (ROW + GAP)
         parts.append(f'<text x="{4 - LEFT}" y="{y + 15}">rank {rank}</text>')
         parts.append(f'<rect y="{y}" width="100%" height="{ROW}" fill="url(#bubble)"/>')
-        for op in row:
-            x, width = _share(schedule, op.start), _share(schedule, op.end - op.start)
-            parts.append(
-                f'<rect class="op" x="{x}" y="{y}" width="{width}" height="{ROW}" '
-                f'fill="{color(op.pipeline, op.kind)}"><title>{op.token} {op.start:g} to {in_time(op.end, unit)}'
-                "</title></rect>"
-            )
-            share = (op.end - op.start) / schedule.makespan
-            if share > WIDE:
-                tight = "" if share > NARROW else ' class="tight"'
-                parts.append(
-                    f'<text{tight} x="{_share(schedule, (op.start + op.end) / 2)}" y="{y + 15}" text-anchor="middle" '
-                    f'style="fill:{ink(op.pipeline, op.kind)}">{op.microbatch}</text>'
-                )
+        ops = ",".join(f"{op.token} {op.start:g} {op.end:g}" for op in row)
+        parts.append(f'<svg y="{y}" width="100%" height="{ROW}" data-ops="{ops}"></svg>')
     moments = [("end, optimal", schedule.makespan)] if schedule.optimal else _apart(schedule)
     # The end's label is above the bound's, whose line begins below both.
     for index, (name, moment) in enumerate(reversed(moments)):
@@ -148,7 +159,7 @@ def _memory(schedule: Schedule) -> str:
         parts.append(f'<line class="grid" x1="0" y1="{y}" x2="100%" y2="{y}"/>')
         path = [f"M0 {MEMORY}"]
         for moment, held in steps:
-            path.append(f"H{1000 * moment / schedule.makespan:.2f}V{MEMORY - held / top * MEMORY:.2f}")
+            path.append(f"H{1000 * moment / schedule.makespan:.1f}V{MEMORY - held / top * MEMORY:.1f}")
         path.append(f"H1000V{MEMORY}Z")
         peak = in_memory(max(held for _, held in steps), schedule.problem.memory_unit, "")
         parts.append(

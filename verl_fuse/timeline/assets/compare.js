@@ -1,21 +1,28 @@
 "use strict";
-// One cursor over all curves: the step under the pointer is marked in each, with the values of both runs. By time, a
-// point stands where the steps up to it had taken so many seconds, in each run by its own.
+// Draws the curves, and one cursor over them all: the step under the pointer is marked in each, with the values of both
+// runs. By time, a point stands where the steps up to it had taken so many seconds, in each run by its own.
 const byTime = document.getElementById("by-time");
-const drawings = [...document.querySelectorAll("svg.curve")].map((svg) => ({
-  svg,
-  left: Number(svg.dataset.left),
-  right: Number(svg.dataset.right),
-  readout: svg.parentElement.querySelector("output"),
-  ends: [...svg.querySelectorAll(".end")],
-  points: [...svg.querySelectorAll("circle")].map((circle) => ({
-    circle,
-    run: circle.getAttribute("class"),
-    step: Number(circle.dataset.step),
-    seconds: Number(circle.dataset.seconds),
-    said: circle.textContent.split(": ").pop(),
-  })),
-}));
+const pairs = (text) => text.split(",").map((pair) => pair.split(" ").map(Number));
+const drawings = [...document.querySelectorAll("svg.curve")].map((svg) => {
+  const points = [...svg.querySelectorAll("polyline")].flatMap((line) => {
+    const run = line.getAttribute("class"), elapsed = new Map(pairs(document.getElementById("curves").dataset[run]));
+    return pairs(line.dataset.values).map(([step, value]) => ({ run, step, value, seconds: elapsed.get(step) }));
+  });
+  const [left, right, top, bottom] = svg.dataset.sides.split(" ").map(Number);
+  const values = points.map((point) => point.value), low = Math.min(...values), high = Math.max(...values);
+  for (const point of points) {
+    point.y = bottom - (high > low ? (point.value - low) / (high - low) : 0.5) * (bottom - top);
+    point.circle = add(svg, "circle", { class: point.run, cy: point.y.toFixed(1), r: 2.4, "data-step": point.step });
+  }
+  const ends = [...svg.querySelectorAll(".end")], readout = svg.parentElement.querySelector("output");
+  return { svg, left, right, points, ends, readout };
+});
+
+function add(svg, name, attributes) {
+  const part = document.createElementNS(svg.namespaceURI, name);
+  for (const [key, value] of Object.entries(attributes)) part.setAttribute(key, value);
+  return svg.appendChild(part);
+}
 
 function duration(seconds) {
   if (seconds < 120) return `${seconds.toFixed(0)} s`;
@@ -32,7 +39,7 @@ function place(drawing) {
   }
   for (const line of drawing.svg.querySelectorAll("polyline")) {
     const own = drawing.points.filter((point) => point.run === line.getAttribute("class"));
-    const corners = own.map(({ x, circle }) => `${x.toFixed(1)},${circle.getAttribute("cy")}`);
+    const corners = own.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`);
     line.setAttribute("points", corners.join(" "));
   }
   const [first, last] = [drawing.ends[0], drawing.ends[drawing.ends.length - 1]];
@@ -51,13 +58,8 @@ function mark(step) {
   for (const { svg, points, readout } of drawings) {
     const here = points.filter((point) => point.step === step), words = [];
     for (const point of here) {
-      const line = document.createElementNS(svg.namespaceURI, "line");
-      line.setAttribute("class", "cursor");
-      for (const [name, value] of [["x1", point.x], ["x2", point.x], ["y1", 0], ["y2", "100%"]]) {
-        line.setAttribute(name, value);
-      }
-      svg.append(line);
-      words.push(`${point.run} ${point.said} after ${duration(point.seconds)}`);
+      add(svg, "line", { class: "cursor", x1: point.x, x2: point.x, y1: 0, y2: "100%" });
+      words.push(`${point.run} ${Number(point.value.toPrecision(4))} after ${duration(point.seconds)}`);
     }
     readout.textContent = here.length ? `step ${step}: ${words.join(", ")}` : "";
   }

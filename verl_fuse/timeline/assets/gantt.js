@@ -1,11 +1,11 @@
 "use strict";
 // One canvas as large as the visible part of the chart, redrawn on scroll, so that hundreds of tracks cost no more than
 // the visible ones.
-const { seconds, start, colours, tracks, devices, moves } = JSON.parse(document.getElementById("data").textContent);
+let seconds, start, colours, tracks, devices, moves, curve, peak, whole, view, migrations;
 const [chart, space, canvas, tip] = ["chart", "space", "canvas", "tip"].map((id) => document.getElementById(id));
 const context = canvas.getContext("2d");
-// A recorded step has a second row of labels, the wall clock.
-const LABELS = 112, AXIS = start === null ? 26 : 40, GAP = 6, RIGHT = 14;
+const LABELS = 112, GAP = 6, RIGHT = 14;
+let axis = 26, groups = [];
 const FONT = "12px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const NAME = 0, CATEGORY = 1, COLOUR = 2, START = 3, END = 4, ROW = 5, ARGUMENTS = 6;
 
@@ -27,23 +27,24 @@ function runningRequests() {
   return curve;
 }
 
-const curve = runningRequests(), peak = Math.max(1, ...curve.map((point) => point[1]));
 // More tracks of one role than this start as one row; a click on its name, or the key f, shows them all.
 const FOLDED_FROM = 16;
-const groups = [];
-for (const track of tracks) {
-  const group = groups.length && groups[groups.length - 1].role === track.role ? groups[groups.length - 1] : null;
-  if (group) group.tracks.push(track); else groups.push({ role: track.role, tracks: [track], open: false });
-}
-const deviceTracks = devices.map((row) => ({ name: row.name, role: "device", rows: 1, spans: row.stretches }));
-if (devices.length) {
-  const after = groups.findIndex((group) => group.role !== "step") >>> 0;
-  groups.splice(after, 0, { role: "device", tracks: deviceTracks, open: true });
-}
-if (curve.length) {
-  const requests = { name: "requests", role: "curve", rows: 1, spans: [] };
-  const before = groups.findIndex((group) => group.role === "replica");
-  groups.splice(before, 0, { role: "curve", tracks: [requests], open: true });
+function groupTracks() {
+  for (const track of tracks) {
+    const last = groups[groups.length - 1];
+    if (last && last.role === track.role) last.tracks.push(track);
+    else groups.push({ role: track.role, tracks: [track], open: false });
+  }
+  const deviceTracks = devices.map((row) => ({ name: row.name, role: "device", rows: 1, spans: row.stretches }));
+  if (devices.length) {
+    const after = groups.findIndex((group) => group.role !== "step") >>> 0;
+    groups.splice(after, 0, { role: "device", tracks: deviceTracks, open: true });
+  }
+  if (curve.length) {
+    const requests = { name: "requests", role: "curve", rows: 1, spans: [] };
+    const before = groups.findIndex((group) => group.role === "replica");
+    groups.splice(before, 0, { role: "curve", tracks: [requests], open: true });
+  }
 }
 const folds = (group) => group.tracks.length > FOLDED_FROM && group.role !== "device";
 let shown = [], bottom = 0;
@@ -52,7 +53,7 @@ const homes = new Map();
 
 function layout() {
   shown = [];
-  bottom = AXIS + GAP;
+  bottom = axis + GAP;
   for (const group of groups) {
     const many = group.tracks.length;
     if (folds(group)) {
@@ -78,20 +79,24 @@ function place(track, size, gap) {
   homes.set(track, track);
 }
 
-let first = 0, last = seconds;
-for (const track of tracks) for (const span of track.spans) {
-  first = Math.min(first, span[START]);
-  last = Math.max(last, span[END]);
+// Return the ends of the step, and of spans that begin before it or end after it.
+function extent() {
+  let first = 0, last = seconds;
+  for (const track of tracks) for (const span of track.spans) {
+    first = Math.min(first, span[START]);
+    last = Math.max(last, span[END]);
+  }
+  return [first, last === first ? first + 1 : last];
 }
-if (last === first) last = first + 1;
-const whole = [first, last], migrations = [];
-const spans = tracks.flatMap((track) => track.spans), moved = spans.filter((span) => span[COLOUR] === "moved");
-for (const span of spans) if (span[NAME] === "migrate") migrations.push(span[START]);
-// A record without the driver's call still has the requests that moved.
-if (!migrations.length && moved.length) {
-  migrations.push(moved.reduce((earliest, span) => Math.min(earliest, span[START]), Infinity));
+
+// Return when requests moved; a record without the driver's call still has the parts that went on elsewhere.
+function migrationTimes() {
+  const spans = tracks.flatMap((track) => track.spans);
+  const starts = (fits) => spans.filter(fits).map((span) => span[START]);
+  const calls = starts((span) => span[NAME] === "migrate"), moved = starts((span) => span[COLOUR] === "moved");
+  return calls.length || !moved.length ? calls : [moved.reduce((one, other) => Math.min(one, other))];
 }
-let view = whole, width = 0, height = 0, drag = null, hover = null;
+let width = 0, height = 0, drag = null, hover = null;
 
 const x = (time) => LABELS + ((time - view[0]) / (view[1] - view[0])) * (width - LABELS - RIGHT);
 const timeAt = (pixel) => {
@@ -142,7 +147,7 @@ function drawCurve(top, size, soft) {
 function drawTrack(track, offset, ink, soft) {
   const top = track.top - offset, rowHeight = track.height / track.rows, gap = rowHeight >= 4 ? 1 : 0;
   context.fillStyle = ink;
-  if (track.height >= 8 || (track.top - AXIS) % 24 < track.height) {
+  if (track.height >= 8 || (track.top - axis) % 24 < track.height) {
     context.fillText(clipped(track.name, LABELS - 12), 2, top + Math.min(Math.max(track.height / 2, 6), 16));
   }
   if (track.role === "curve") drawCurve(top, track.height, soft);
@@ -181,7 +186,7 @@ function idleFill() {
 
 function upright(at) {
   context.beginPath();
-  context.moveTo(Math.round(at) + 0.5, AXIS - 4);
+  context.moveTo(Math.round(at) + 0.5, axis - 4);
   context.lineTo(Math.round(at) + 0.5, height);
   context.stroke();
 }
@@ -194,7 +199,7 @@ function drawMigration(time) {
   context.lineWidth = 1.5;
   upright(x(time));
   const room = context.measureText("migration").width + 8;
-  context.fillText("migration", x(time) + (x(time) + room > width ? -room : 4), AXIS + 4);
+  context.fillText("migration", x(time) + (x(time) + room > width ? -room : 4), axis + 4);
   context.restore();
 }
 
@@ -220,7 +225,7 @@ function drawMove([from, row, end, to, other, begin], offset) {
 function drawMoves(offset) {
   context.save();
   context.beginPath();
-  context.rect(LABELS, AXIS, width - LABELS - RIGHT, height);
+  context.rect(LABELS, axis, width - LABELS - RIGHT, height);
   context.clip();
   context.strokeStyle = colours.moved;
   context.lineWidth = 1.5;
@@ -235,6 +240,7 @@ function clock(time, close) {
 }
 
 function draw() {
+  if (!view) return;
   const ratio = window.devicePixelRatio || 1, offset = chart.scrollTop;
   const ink = css("--ink"), soft = css("--soft"), line = css("--line");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -255,7 +261,7 @@ function draw() {
   drawMoves(offset);
   for (const moment of new Set(migrations)) drawMigration(moment);
   context.fillStyle = css("--card");
-  context.fillRect(0, 0, width, AXIS - 4);
+  context.fillRect(0, 0, width, axis - 4);
   context.fillStyle = soft;
   context.textAlign = "center";
   for (const [time, label] of marks) context.fillText(label, Math.min(x(time), width - 20), 13);
@@ -270,7 +276,7 @@ function draw() {
   }
   if (drag) {
     context.fillStyle = "#4a90d955";
-    context.fillRect(Math.min(drag.from, drag.to), AXIS, Math.abs(drag.to - drag.from), height);
+    context.fillRect(Math.min(drag.from, drag.to), axis, Math.abs(drag.to - drag.from), height);
   } else if (hover && hover.x > LABELS && hover.x < width - RIGHT) {
     upright(hover.x);
   }
@@ -292,7 +298,7 @@ function resize() {
 }
 
 function spanAt(px, py) {
-  if (py < AXIS || px < LABELS) return null;
+  if (py < axis || px < LABELS) return null;
   const y = py + chart.scrollTop;
   const track = shown.find((candidate) => y >= candidate.top - 2 && y <= candidate.top + candidate.height + 2);
   if (!track) return null;
@@ -417,4 +423,19 @@ canvas.addEventListener("dblclick", () => look(...whole));
 chart.addEventListener("scroll", () => requestAnimationFrame(draw));
 window.addEventListener("resize", resize);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-resize();
+
+// Read the data, which the page holds deflated, and draw.
+async function begin() {
+  const bytes = Uint8Array.from(atob(document.getElementById("data").textContent), (letter) => letter.charCodeAt(0));
+  const json = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  ({ seconds, start, colours, tracks, devices, moves } = await new Response(json).json());
+  // A recorded step has a second row of labels, the wall clock.
+  axis = start === null ? 26 : 40;
+  curve = runningRequests();
+  peak = Math.max(1, ...curve.map((point) => point[1]));
+  whole = view = extent();
+  migrations = migrationTimes();
+  groupTracks();
+  resize();
+}
+begin();
