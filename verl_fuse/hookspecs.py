@@ -187,13 +187,14 @@ def fuse_assign(
 
 @hookspec(firstresult=True)
 def fuse_infer_next(view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-    """Return the keys of finished samples this lane should run inference on now, or None to leave the lane idle."""
+    """Return the keys of finished samples this lane should run inference on now; an empty list leaves the lane idle,
+    None leaves the answer to others."""
 
 
 @hookspec(firstresult=True)
 def fuse_train_next(view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-    """Return the keys of complete groups whose gradients this lane should compute now, or None to leave the lane
-    idle."""
+    """Return the keys of complete groups whose gradients this lane should compute now; an empty list leaves the lane
+    idle, None leaves the answer to others."""
 
 
 @hookspec(firstresult=True)

@@ -45,13 +45,13 @@ class Policy:
         return self._asked("fuse_assign", Mapping, lambda homes: _checked_homes(homes, prompts, replicas), **seen)
 
     def infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-        """Return the keys of the micro-group to run now, or None."""
+        """Return the keys of the micro-group to run now; none, or None: nothing now."""
         return self._asked(
             "fuse_infer_next", Sequence, lambda keys: _checked_keys(keys, view, lane), view=view, lane=lane
         )
 
     def train_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-        """Return the keys of the complete groups to train on now, or None."""
+        """Return the keys of the complete groups to train on now; none, or None: nothing now."""
         return self._asked("fuse_train_next", Sequence, lambda keys: _checked_groups(keys, view), view=view, lane=lane)
 
     def migration(self, view: RolloutView) -> Migration | None:
@@ -150,9 +150,9 @@ def _checked_keys(keys: Sequence[str], view: RolloutView, lane: LaneView) -> Seq
         raise FuseError(
             f"fuse_infer_next returned {strangers[:3] or 'repeated keys'}; allowed: ready samples, each once"
         )
-    if not keys or len(keys) % lane.multiple:
+    if len(keys) % lane.multiple:
         raise FuseError(
-            f"fuse_infer_next returned {len(keys)} samples for lane {lane.name!r}; allowed: positive multiples of "
+            f"fuse_infer_next returned {len(keys)} samples for lane {lane.name!r}; allowed: multiples of "
             f"{lane.multiple}"
         )
     return keys
@@ -161,9 +161,9 @@ def _checked_keys(keys: Sequence[str], view: RolloutView, lane: LaneView) -> Seq
 def _checked_groups(keys: Sequence[str], view: RolloutView) -> Sequence[str]:
     groups = {sample.key: sample.group for sample in view.complete}
     strangers = [key for key in keys if key not in groups]
-    if strangers or len(set(keys)) != len(keys) or not keys:
+    if strangers or len(set(keys)) != len(keys):
         raise FuseError(
-            f"fuse_train_next returned {strangers[:3] or 'repeated keys, or none'}; allowed: samples of complete "
+            f"fuse_train_next returned {strangers[:3] or 'repeated keys'}; allowed: samples of complete "
             "groups, each once"
         )
     wanted = {groups[key] for key in keys}

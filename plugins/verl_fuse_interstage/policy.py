@@ -5,13 +5,15 @@ Invariants (tests/unit/interstage/test_interstage_policy.py):
   with nothing to do take any sample that is ready;
 - only samples that are ready are handed out, each once: oldest first to devices that still generate, longest first to
   released devices;
-- released devices take half of the ready samples at once: large calls cost less per sample, small calls come last, when
-  generation may end any time;
-- nothing is handed out to a lane with a full queue or, unless its devices are released, before the start condition
-  holds; the host takes the samples that are left when generation ends.
+- of the tokens that are ready, released devices take half at once, in equal shares: large calls cost less per sample,
+  small calls come last, when generation may end any time (factoring, Hummel, Schonberg and Flynn 1992);
+- nothing is handed out to a lane with a full queue, to one that is busy while other released devices have nothing to do
+  or, unless its devices are released, before the start condition holds; the host takes the samples that are left when
+  generation ends.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from verl_fuse.spec.step import LaneView, RolloutView
 from verl_fuse_interstage.config import InterstageConfig
@@ -31,14 +33,18 @@ def next_micro_group(config: InterstageConfig, view: RolloutView, lane: LaneView
 
 
 def _longest(view: RolloutView, lane: LaneView, least: int) -> Sequence[str] | None:
-    released = [each for each in view.lanes if each.released]
-    if lane.queued and any(not each.queued for each in released):
+    others = [each for each in view.lanes if each.released and each.name != lane.name]
+    if lane.queued and any(not each.queued for each in others):
         return None
-    fitting = len(view.ready) // lane.multiple * lane.multiple
-    size = max(least, fitting // (2 * len(released)) // lane.multiple * lane.multiple)
+    # The sort is stable: of equally long samples the oldest goes first.
+    longest = sorted(view.ready, key=lambda sample: -sample.seq_len)
+    share = sum(sample.seq_len for sample in longest) / 2 / (1 + len(others))
+    lengths = accumulate(sample.seq_len for sample in longest)
+    samples = sum(1 for length in lengths if length <= share)
+    size, fitting = (count // lane.multiple * lane.multiple for count in (samples, len(longest)))
+    size = max(least, size)
     if not lane.queued:
         size = min(size, fitting)
     if not 0 < size <= fitting:
         return None
-    # The sort is stable: of equally long samples the oldest goes first.
-    return [sample.key for sample in sorted(view.ready, key=lambda sample: -sample.seq_len)[:size]]
+    return [sample.key for sample in longest[:size]]

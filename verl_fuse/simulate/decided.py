@@ -290,7 +290,7 @@ class _Play:
         for call in self._calls:
             free[call.replica] = max(free[call.replica], call.end)
         last = inference.last_seconds if self._calls else 0.0
-        inferred = max(_shared_out(rest, free), float(free.max()), end + last)
+        inferred = max(shared_out(rest, free), float(free.max()), end + last)
         moved = np.concatenate([np.zeros(0, np.int64), *self._moved])
         tokens = sum(
             int((move.paused.requests.prompt[rows] + move.paused.done[rows]).sum())
@@ -310,7 +310,7 @@ class _Play:
         self._tell(kind(self._setting.step, self._now, **fields))
 
 
-def _shared_out(work: float, free: np.ndarray) -> float:
+def shared_out(work: float, free: np.ndarray) -> float:
     """Return when so many seconds of work are done by replicas that are free from these times on, and end together."""
     times = np.sort(free)
     ends = (work + np.cumsum(times)) / np.arange(1, len(times) + 1)

@@ -64,6 +64,29 @@ def test_idle_released_devices_take_whatever_is_ready():
     )
 
 
+def test_lanes_share_the_tokens_that_are_ready():
+    """Eight lanes are asked in turn, as the host does, until none takes any more."""
+    config, busy = InterstageConfig(enabled=True, micro_group=8), dict.fromkeys(range(8), 0)
+    lengths = [9 + 3 * number for number in range(3000)]
+    ready, first = rollout(*lengths), []
+
+    def lanes():
+        return tuple(replace(RELEASED, name=f"slice {number}", queued=queued) for number, queued in busy.items())
+
+    for _ in range(3):
+        for number in busy:
+            while keys := next_micro_group(config, replace(ready, lanes=lanes()), lanes()[number]):
+                if busy[number]:
+                    assert len(first) == 8, "no second call while another lane has none"
+                else:
+                    first.append(sum(sample.seq_len for sample in ready.ready if sample.key in set(keys)))
+                busy[number] += 1
+                ready = replace(ready, ready=tuple(sample for sample in ready.ready if sample.key not in set(keys)))
+    assert max(first) < 1.7 * min(first)
+    assert 0.3 < sum(first) / sum(4 + length for length in lengths) < 0.5
+    assert set(busy.values()) == {2}, "the queue has room for two"
+
+
 @pytest.mark.parametrize(("ready", "multiple", "size"), [(40, 1, 20), (12, 1, 8), (41, 4, 20), (20, 16, 16)])
 def test_released_devices_take_half_of_what_is_ready_at_once(ready, multiple, size):
     config = InterstageConfig(enabled=True, micro_group=8)

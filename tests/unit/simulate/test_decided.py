@@ -12,7 +12,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.hookspecs import hookimpl
 from verl_fuse.plugins import hooks
 from verl_fuse.policy import Policy
-from verl_fuse.simulate.decided import Setting, SimulatedPolicy, decided
+from verl_fuse.simulate.decided import Setting, SimulatedPolicy, decided, shared_out
 from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
@@ -66,6 +66,21 @@ def test_without_an_answer_nothing_changes():
     assert found.seen >= through.seconds > found.seen - 0.05
     work = float(InferenceWork(1e-4).work(through.requests).sum())
     assert found.inferred == pytest.approx(found.seen + work / 4)
+
+
+@pytest.mark.parametrize(
+    ("work", "free", "end"),
+    [
+        (8.0, [1.0, 1.0, 1.0, 1.0], 3.0),
+        # The last one is busy for longer than the others need.
+        (6.0, [0.0, 2.0, 50.0], 4.0),
+        (2.0, [0.0, 2.0, 50.0], 2.0),
+        (6.0, [3.0, 0.0, 0.0], 3.0),
+        (0.0, [5.0, 4.0], 4.0),
+    ],
+)
+def test_what_is_left_is_done_by_replicas_from_when_they_are_free(work: float, free: list[float], end: float):
+    assert shared_out(work, np.array(free)) == pytest.approx(end)
 
 
 def test_every_request_finishes_once_and_is_inferred_once_after_that():

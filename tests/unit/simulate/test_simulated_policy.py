@@ -128,6 +128,23 @@ def test_policies_have_rows_beside_the_features(capsys: pytest.CaptureFixture[st
     assert not any("leaves open" in note for note in rows["acme_rows:Scales"]["notes"])
 
 
+@pytest.mark.parametrize(("prompts", "cluster"), [(128, "h100"), (1024, "h100"), (512, "h100x4")])
+def test_the_built_in_policy_gains_on_many_replicas_what_its_strategy_promises(
+    folder: Path, capsys: pytest.CaptureFixture[str], prompts: int, cluster: str
+):
+    many = {"prompts": prompts, "response": "lognormal:median=300,sigma=0.7,max=1024", "actor": "qwen2.5-7b"}
+    workload = {**many, "algorithm": "grpo", "samples": 8, "prompt": "fixed:128", "reference": "qwen2.5-7b"}
+    (folder / "step.yaml").write_text(yaml.safe_dump(workload))
+    own = "verl_fuse_interstage.plugin:InterstagePlugin"
+    arguments = ["simulate", "step.yaml", cluster, "--set", "engine=fsdp", "--seeds", "1", "--strategy", "interstage"]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--policy", own, "--json"])
+    rows = {row["strategy"]: row for row in json.loads(capsys.readouterr().out)["strategies"]}
+    gains = {name: rows["stock"]["seconds"]["mean"] / row["seconds"]["mean"] for name, row in rows.items()}
+    assert gains["interstage"] > 1.03
+    assert gains[own] > 1 + 0.7 * (gains["interstage"] - 1)
+
+
 def test_faults_are_shown_and_the_row_is_the_rest(folder: Path, capsys: pytest.CaptureFixture[str]):
     names = ("Wrong", "Raises", "Shortest")
     assert run(*(word for name in names for word in ("--policy", f"acme_rows:{name}")), "--timeline", "out") == 0
