@@ -63,7 +63,10 @@ def _streamed_values(get: Get) -> str | None:
 
 def _streamed(get: Get, block: str, what: str) -> str | None:
     if get("fuse.interstage.enabled") and not _one_mini_batch(get, block):
-        return f"fuse.interstage computes {what} while others generate; the update does with one mini-batch a step"
+        return (
+            f"with fuse.interstage {what} are computed while other samples generate; the update can replace that pass "
+            "only with one mini-batch a step"
+        )
     return None
 
 

@@ -1,24 +1,27 @@
-"""`verl-fuse check -- ARGUMENTS`: tells what `fuse.preset=fast` does for a run of stock verl, without running
-anything."""
+"""`verl-fuse check -- ARGUMENTS`: tells what `fuse.preset=fast`, or `safe` where the arguments have it, does for a run
+of verl, without running anything."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from omegaconf import OmegaConf
 
+from verl_fuse.cli.composition import no_such_key
 from verl_fuse.cli.launch import Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import refused
+from verl_fuse.cli.report import LOGGER, METRICS_FILE, METRICS_PATH_VARIABLE
+from verl_fuse.cli.shell import shown
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.settings import foreseen, unlocking
 from verl_fuse.host.upstream.versions import installed
-from verl_fuse.spec.block import written
+from verl_fuse.spec.block import quoted, written
 from verl_fuse.spec.composed import key_of
 
 app = typer.Typer(add_completion=False)
@@ -55,42 +58,51 @@ def check(
 ) -> None:
     """Say what fuse.preset=fast switches on in a run of verl, what not and why, and what would unlock more.
 
+    Arguments with fuse.preset=safe are answered for safe.
     It needs verl's files, and neither Ray, nor a GPU, nor the run's model and data. Keys that this verl does not have
     are named and left out. The exit code is 0 also where nothing can be switched on.
     """
     if script is None and not arguments:
         raise FuseError("check needs arguments of verl.trainer.main_ppo behind --, or --script FILE")
+    if script is None and arguments and Path(arguments[0]).is_file():
+        raise FuseError(f"{arguments[0]} is a file: give it as --script {arguments[0]}")
     require_version()
     run = read_run(arguments or [], script)
-    report = _report(run)
+    asked = OmegaConf.select(run.config, PRESET_KEY, default=None)
+    preset = asked if asked == "safe" else PRESET
+    if asked is not None and asked not in get_args(PresetName):
+        run.faulty[f"{PRESET_KEY}={quoted(asked)}"] = f"allowed: {', '.join(get_args(PresetName))}"
+    report = _report(run, preset)
     for note in run.notes:
         typer.echo(f"verl-fuse: {note}", err=True)
     if as_json:
         print_json(report)
         return
-    _show(report, run.unset or {})
+    _show(report, preset, run.unset or {})
 
 
-def _report(run: Run) -> dict[str, Any]:
+def _report(run: Run, preset: PresetName) -> dict[str, Any]:
     config = run.config
     mode = OmegaConf.select(config, MODE, default=None)
     OmegaConf.set_struct(config, False)
     if mode in _SYNCHRONOUS:
         OmegaConf.update(config, MODE, TRAINER_MODE, force_add=True)
-    OmegaConf.update(config, PRESET_KEY, PRESET, force_add=True)
+    OmegaConf.update(config, PRESET_KEY, preset, force_add=True)
     problems = [*(f"{override}: {why}" for override, why in run.faulty.items()), *refused(config, ())]
-    choices = foreseen(config, PRESET)
+    ours = [key for key in run.unknown if key.startswith("fuse.")]
+    problems += [no_such_key(config, shown(argument)) for argument in run.arguments if key_of(argument) in ours]
+    choices = foreseen(config, preset)
     on = [choice.feature.switch for choice in choices if not choice.reasons]
     unlock = {switch: list(_overrides(keys, run)) for switch, keys in unlocking(config, choices).items()}
     has_fuse = any(key_of(argument) == "fuse" for argument in run.arguments)
-    to_paste = (*SWITCH[has_fuse:], f"{PRESET_KEY}={PRESET}") if on else ()
+    to_paste = (*SWITCH[has_fuse:], f"{PRESET_KEY}={preset}") if on and not problems else ()
     report = {
         "on": on,
         "off": {choice.feature.switch: list(map(str, choice.reasons)) for choice in choices if choice.reasons},
         "unlock": {switch: overrides for switch, overrides in unlock.items() if overrides},
         "paste": [line for line in to_paste if line not in run.arguments],
         "problems": problems,
-        "unknown": list(dict.fromkeys(run.unknown)),
+        "unknown": list(dict.fromkeys(key for key in run.unknown if key not in ours)),
     }
     return report if run.unset is None else report | {"unset": run.unset}
 
@@ -104,8 +116,8 @@ def _overrides(keys: Mapping[str, Any], run: Run) -> Iterator[str]:
         yield f"{'' if there else '++'}{key}={written(value)}"
 
 
-def _show(report: Mapping[str, Any], unset: Mapping[str, list[str]]) -> None:
-    say(f"{PRESET_KEY}={PRESET} switches on: {', '.join(report['on']) or 'nothing'}")
+def _show(report: Mapping[str, Any], preset: PresetName, unset: Mapping[str, list[str]]) -> None:
+    say(f"{PRESET_KEY}={preset} switches on: {', '.join(report['on']) or 'nothing'}")
     for switch, reasons in report["off"].items():
         say(f"without {switch}:")
         for reason in reasons:
@@ -124,6 +136,8 @@ def _show(report: Mapping[str, Any], unset: Mapping[str, list[str]]) -> None:
         say(f"The script does not tell {name}: {', '.join(keys)}")
     if report["paste"]:
         typer.echo(f"Paste: {' '.join(report['paste'])}")
+        typer.echo(f"For verl-fuse compare, both runs also need: {LOGGER}")
+        typer.echo(f"  and in the environment: {METRICS_PATH_VARIABLE}=RUN_DIR/{METRICS_FILE}")
 
 
 def _trains_otherwise(key: str) -> bool:

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.comparison_tables import show
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.report import METRICS_FILE, read_metrics
+from verl_fuse.cli.report import LOGGER, METRICS_FILE, METRICS_PATH_VARIABLE, read_metrics
 from verl_fuse.compare.comparison import Comparison
 from verl_fuse.compare.comparison import compare as compared
 from verl_fuse.compare.page import page
@@ -130,8 +130,7 @@ def read_run(run_dir: Path) -> RunMetrics:
     if not path.exists():
         raise FuseError(
             f"{run_dir}: no {METRICS_FILE}; it is written by `verl-fuse run`, or by verl with "
-            "trainer.logger=[console,file] and "
-            f"VERL_FILE_LOGGER_PATH={path}"
+            f"{LOGGER} and {METRICS_PATH_VARIABLE}={path}"
         )
     return RunMetrics.of(str(run_dir), read_metrics(path), _samples_per_step(run_dir))
 

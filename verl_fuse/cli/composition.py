@@ -69,7 +69,7 @@ def compose_what_fits(recipe: Recipe, overrides: Sequence[str]) -> tuple[DictCon
 def what_fits(source: Source, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Return the configuration of a source like `compose_what_fits`."""
     found = composed(source, overrides)
-    problems = [_no_such_key(found.config, override) for override in found.unknown]
+    problems = [no_such_key(found.config, override) for override in found.unknown]
     return found.config, [*problems, *(f"{override}: {why}" for override, why in found.faulty.items())]
 
 
@@ -147,7 +147,8 @@ def _composed(source: Source, overrides: Sequence[str]) -> DictConfig:
         ) from error
 
 
-def _no_such_key(config: DictConfig, override: str) -> str:
+def no_such_key(config: DictConfig, override: str) -> str:
+    """Return a sentence on an override of a key that is not in `config`, with the nearest key there is."""
     key = override.partition("=")[0]
     node: Any = config
     for part in key.split("."):

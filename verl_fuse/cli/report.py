@@ -19,6 +19,8 @@ from verl_fuse.timeline.tracks import totals
 
 # The file's name in a run's folder.
 METRICS_FILE = "metrics.jsonl"
+# What makes verl write it: an argument, and a variable of the driver's environment with the file's path.
+LOGGER, METRICS_PATH_VARIABLE = "trainer.logger=[console,file]", "VERL_FILE_LOGGER_PATH"
 STEP_STAGE = "step"
 # A metric of the plugin interstage, logged for every step of a run whose finished samples are streamed.
 OVERLAP_METRIC = "fuse/overlap_seconds"

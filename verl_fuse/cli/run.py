@@ -21,7 +21,7 @@ from verl_fuse.cli.composition import compose_what_fits, select, select_path
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.output import examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
-from verl_fuse.cli.report import METRICS_FILE, print_summary, read_metrics
+from verl_fuse.cli.report import METRICS_FILE, METRICS_PATH_VARIABLE, print_summary, read_metrics
 from verl_fuse.cli.screen import Tail, last_lines
 from verl_fuse.cli.shell import TRAINER
 from verl_fuse.errors import FuseError
@@ -34,7 +34,6 @@ from verl_fuse.timeline.files import INDEX_PAGE
 app = typer.Typer(add_completion=False)
 
 HOME_VARIABLE = "VERL_FUSE_HOME"
-METRICS_PATH_VARIABLE = "VERL_FILE_LOGGER_PATH"
 # The log has all output of the run.
 LOG = "run.log"
 # The message about a run that broke off shows this many lines of the log.

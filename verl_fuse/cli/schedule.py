@@ -35,6 +35,7 @@ COMPARE = "verl-fuse schedule compare problem.json --time-limit 60"
 app = typer.Typer(
     help="Fused pipeline schedules: solve, show, compare.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     epilog=examples(FROM_MODEL, SOLVE, SHOW, COMPARE),
 )

@@ -51,9 +51,9 @@ def polling_text(found: Comparison, polling: Interval) -> str:
     """Return a sentence on the part of a gain over stock verl that observe mode has alone: `polling` is stock's seconds
     beyond those of observe mode, `found` compares with stock."""
     return (
-        f"Beside stock's a step takes {difference_text(found.whole.difference)} s; of that {difference_text(-polling)} "
-        f"s are observe mode's alone, which looks at the rollout more often than verl, every {VERL_POLL_INTERVAL:g} s, "
-        "and builds agent loops without Hydra."
+        f"Compared with stock verl a step changes by {difference_text(found.whole.difference)} s. Observe mode alone "
+        f"changes it by {difference_text(-polling)} s: it looks at the rollout more often than verl's every "
+        f"{VERL_POLL_INTERVAL:g} s, and builds agent loops without Hydra."
     )
 
 

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 # Longer waits than threads can be told of (threading.TIMEOUT_MAX) are refused; this is 30 years.
 LONGEST_WAIT = 1e9
+# Characters of an unknown key in a message.
+MOST_SHOWN = 80
 # Metadata of a field that counts even where its block is not `enabled`.
 COUNTS_ALWAYS = {"always": True}
 
@@ -84,7 +86,10 @@ def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
     problems: list[Any] = []
     for key, value in data.items():
         if key not in fields:
-            problems.append(f"{where}.{key}: unknown key{nearest(str(key), fields)}; allowed: {_names(block)}")
+            # A file that is no block, such as a script, may be read as one key.
+            line = " ".join(str(key).split())
+            name = line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}..."
+            problems.append(f"{where}.{name}: unknown key{nearest(name, fields)}; allowed: {_names(block)}")
             continue
         try:
             values[key] = _checked(value, hints[key], fields[key].metadata, f"{where}.{key}")

@@ -55,7 +55,7 @@ def model_named(name: str) -> Model:
     key = name.lower()
     if key not in _SIZES:
         near = difflib.get_close_matches(key, _SIZES, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(_SIZES)}"
+        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(_SIZES)}."
         raise FuseError(f"model {name!r}: unknown; {hint} Any other model: give the path of its config.json")
     return Model(key, *_SIZES[key])
 

@@ -86,7 +86,8 @@ def test_what_is_on_what_not_why_and_what_unlocks_it(found):
     assert set(report["off"]) == TRIED - set(report["on"])
     (one,) = report["off"]["update.skip_old_log_prob"]
     assert one == (
-        "fuse.interstage computes old log-probs while others generate; the update does with one mini-batch a step"
+        "with fuse.interstage old log-probs are computed while other samples generate; the update can replace that "
+        "pass only with one mini-batch a step"
     )
     assert report["unlock"] == {}
     assert set(report) == {"on", "off", "unlock", "paste", "problems", "unknown"}
@@ -198,7 +199,28 @@ def test_the_text_names_all_of_it_and_marks_another_training(said):
         "other kernels are no other training"
     )
     assert "YAML: trainer.no_such" in out
-    assert out.endswith(f"Paste: {' '.join(PASTE)}")
+    assert out.endswith(
+        f"Paste: {' '.join(PASTE)} For verl-fuse compare, both runs also need: trainer.logger=[console,file] "
+        "and in the environment: VERL_FILE_LOGGER_PATH=RUN_DIR/metrics.jsonl"
+    )
+
+
+def test_the_preset_that_the_run_chooses_is_answered_and_a_wrong_one_named(said, found):
+    code, out, _ = said("--", *COMMON, "fuse.preset=safe")
+    assert (code, out.startswith("fuse.preset=safe switches on: elastic.enabled")) == (0, True)
+    assert found("--", *COMMON, "+fuse=default", "fuse.preset=safe")["paste"] == PASTE[1:2]
+    assert found("--", *COMMON, "fuse.preset=observe")["paste"] == PASTE
+    report = found("--", *COMMON, "fuse.preset=fst")
+    assert report["problems"] == ["fuse.preset='fst': allowed: observe, safe, fast"]
+    assert (report["on"], report["paste"]) == (ON, [])
+
+
+def test_a_key_below_fuse_that_is_not_there_refuses_the_run_and_is_named_with_the_nearest(said):
+    _, out, _ = said("--", *COMMON, "fuse.update.skip_zero_gradeint=true")
+    assert "(did you mean 'skip_zero_gradient'?)" in " ".join(out.split())
+    assert "The run is refused:" in out
+    assert "Paste" not in out
+    assert "Not in verl" not in out
 
 
 SCRIPT = f"""
@@ -322,6 +344,8 @@ def test_it_needs_something_to_read(said):
     code, _, err = said()
     assert code == 2
     assert "check needs arguments of verl.trainer.main_ppo behind --, or --script FILE" in err
+    code, _, err = said(__file__)
+    assert (code, f"is a file: give it as --script {__file__}" in err) == (2, True)
     code, _, err = said("--", "no override")
     assert code == 2
     assert "override 'no override' cannot be read" in err

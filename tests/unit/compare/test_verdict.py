@@ -130,8 +130,9 @@ def test_polling_that_was_measured_stands_in_place_of_the_longest_wait():
 
     found = compare(of("stock", 5.0, {}), of("ours", 4.0, {"fuse/fallbacks": 0.0}))
     assert list(notes(found, Interval(0.7, 0.5, 0.9))) == [
-        "Beside stock's a step takes -1.0 [-1.0, -1.0] s; of that -0.70 [-0.90, -0.50] s are observe mode's alone, "
-        "which looks at the rollout more often than verl, every 2 s, and builds agent loops without Hydra."
+        "Compared with stock verl a step changes by -1.0 [-1.0, -1.0] s. Observe mode alone changes it by "
+        "-0.70 [-0.90, -0.50] s: it looks at the rollout more often than verl's every 2 s, and builds agent loops "
+        "without Hydra."
     ]
 
 

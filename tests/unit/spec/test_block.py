@@ -76,6 +76,7 @@ def test_optional_blocks_numbers_pairs_and_mappings():
         ({"names": "a"}, "fuse.x.names='a': needs a list of str"),
         ({"names": [1]}, "fuse.x.names=[1]: needs a list of str"),
         ({"folder": 3}, "fuse.x.folder=3: needs a string or null"),
+        ({"a line\nof a script " * 9: None}, "a line of a script a li...: unknown key; allowed: enabled"),
         ({"inner": {"siez": 1}}, "fuse.x.inner.siez: unknown key (did you mean 'size'?)"),
         ({"other": 3}, "fuse.x.other=3: needs"),
         ({"limit": "x"}, "fuse.x.limit='x': needs a number or null"),
