@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 from omegaconf import OmegaConf
 
-from verl_fuse.cli.composition import no_such_key
+from verl_fuse.cli.composition import key_of, no_such_key
 from verl_fuse.cli.launch import Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
@@ -22,7 +22,6 @@ from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.settings import foreseen, unlocking
 from verl_fuse.host.upstream.versions import installed
 from verl_fuse.spec.block import quoted, written
-from verl_fuse.spec.composed import key_of
 
 app = typer.Typer(add_completion=False)
 

@@ -16,11 +16,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.composition import Composed, Source, apply, as_text, check_syntax, composed, unreadable
+from verl_fuse.cli.composition import Composed, Source, apply, as_text, check_syntax, composed, key_of, unreadable
 from verl_fuse.cli.shell import TRAINER, Launch, find_launch, launch_of, shown, told_end, untold
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import written
-from verl_fuse.spec.composed import key_of
 from verl_fuse.spec.files import load, read_text
 from verl_fuse.spec.yaml_file import MOST_YAML_BYTES, parse_yaml
 
@@ -114,15 +113,9 @@ def _keys(config: DictConfig, key: str) -> list[str]:
     return [f"{parent}.{name}" if parent else str(name) for name in block] if isinstance(block, DictConfig) else []
 
 
-def fuse_word(source: Source) -> str:
-    """Return the argument that chooses the block `fuse`, which the primary configuration may have already."""
-    defaults = _block(source.folder / f"{source.name}.yaml").get("defaults") or ()
-    return "fuse=default" if any("fuse" in str(each) for each in defaults) else "+fuse=default"
-
-
 def _with_fuse(source: Source, overrides: Sequence[str]) -> Composed:
     given = any(key_of(override) == "fuse" for override in overrides)
-    return composed(source, overrides if given else [fuse_word(source), *overrides])
+    return composed(source, overrides if given else ["+fuse=default", *overrides])
 
 
 def _of_yaml(file: Path, arguments: Sequence[str]) -> Run:
@@ -136,7 +129,8 @@ def _of_yaml(file: Path, arguments: Sequence[str]) -> Run:
     if "defaults" in values:
         folder = file.resolve().parent
         source = Source(folder, file.stem, tuple(dict.fromkeys((*_paths(values), VERL_CONFIG))), str(file))
-        found = _with_fuse(source, words)
+        has_fuse = any("fuse" in str(each) for each in values["defaults"])
+        found = composed(source, words if has_fuse else ["+fuse=default", *words])
     else:
         merged = OmegaConf.create({key: value for key, value in values.items() if key not in ("hydra", "recipe")})
         engines = [f"model_engine={engine}"] if engine else []
@@ -227,8 +221,7 @@ def _source(options: Mapping[str, str], script: Path | None, trainer: str) -> So
     # What the script does not tell of a path is where the path begins.
     parts = Path(told_end(paths[0]).lstrip("/")).parts if paths else ()
     ends = [Path(*parts[index:]) for index in range(len(parts))] or [Path("config"), Path()]
-    # verl's entry point reads a relative path from its own folder.
-    given = [base / paths[0] for base in (verl.parent, Path())] if paths and not untold(paths[0]) else []
+    given = [Path(paths[0])] if paths and not untold(paths[0]) else []
     for folder in [*given, *(folder / end for end in ends for folder in here)]:
         if (file := folder / f"{name}.yaml").is_file():
             search = dict.fromkeys((*_paths(_block(file)), *directories, VERL_CONFIG))

@@ -4,19 +4,13 @@ Invariants (tests/unit/cli/test_trials.py):
 - a trial saves and validates nothing, and resumes nothing but a checkpoint that is named, in a folder of its own;
 - every ending but a signal to stop is an outcome; a failure has a reason;
 - the task is made before the first trial, and is in no trial's seconds;
-- rollouts are recorded by the first trial and replayed only where all its steps are there; live trials that are
-  compared with it record theirs, too, and throw them away;
-- a trial that generated although it was to replay is no replay, and not measured;
-- two searches never make trials in one folder;
+- rollouts are recorded by the first trial and replayed only where all its steps are there;
 - no process of a trial is alive afterwards.
 """
 
-import fcntl
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,13 +72,12 @@ def folder_of(base: Base, home: Path) -> Path:
 def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
     """Plan trial `number`; a FuseError lists what is wrong with its overrides."""
     folder, steps = folder_of(base, home), base.first_steps(WARM_UP + asked.steps)
-    kept = asked.replayed or number == 1
-    # A trial that records has a rollout of each step; of a replay's steps the later ones repeat the last.
+    # The first trial records a rollout of each step; of a replay's steps the later ones repeat the last.
     rollouts = (
-        f"skip.rollout_tq.enable={written(asked.replayed or asked.recorded)}",
+        f"skip.rollout_tq.enable={written(asked.replayed or number == 1)}",
         f"skip.rollout_tq.steps=[{','.join(map(str, steps))}]",
         f"skip.rollout_tq.action={'repeat' if asked.replayed else 'cache'}",
-        f"skip.rollout_tq.dump_dir={as_text((_rollouts if kept else _thrown_away)(base, home))}",
+        f"skip.rollout_tq.dump_dir={as_text(folder / 'rollouts')}",
     )
     own = (
         f"trainer.total_training_steps={steps[-1]}",
@@ -108,8 +101,7 @@ def check_disk(base: Base, home: Path, steps: int) -> None:
     get = getter(base.compose(()))
     rows = (get("data.train_batch_size") or 0) * (get(f"{ROLLOUT}.n") or 0)
     tokens = rows * ((get("data.max_prompt_length") or 0) + (get("data.max_response_length") or 0))
-    # Those that are kept, and those of the trial at hand.
-    needed = LOGS_BYTES + 2 * (WARM_UP + steps) * tokens * TOKEN_BYTES
+    needed = LOGS_BYTES + (WARM_UP + steps) * tokens * TOKEN_BYTES
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     if (free := shutil.disk_usage(there).free) < needed:
         wants = f"trials need {needed / 2**20:.0f} for their logs and recorded rollouts"
@@ -121,49 +113,18 @@ def has_recorded(base: Base, home: Path, steps: int) -> bool:
     of all its steps, without groups that are filtered and sampled anew."""
     if OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable"):
         return False
-    return _recorded(base, home) == {*base.first_steps(WARM_UP + steps)}
+    recorded = {file.parent.parent.name for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt")}
+    return recorded == {*map(str, base.first_steps(WARM_UP + steps))}
 
 
-@contextmanager
-def alone(base: Base, home: Path) -> Iterator[None]:
-    """Hold the folder of all trials, without the rollouts of an earlier search, which the first trial would replay; a
-    FuseError where another search holds it."""
-    folder = folder_of(base, home)
-    folder.mkdir(parents=True, exist_ok=True)
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FuseError(
-                f"{folder}: another verl-fuse tune makes its trials there: wait for its end, or name another folder "
-                f"with ${HOME_VARIABLE}"
-            ) from None
-        _forget(_rollouts(base, home))
-        try:
-            yield
-        finally:
-            _forget(_rollouts(base, home))
-    finally:
-        os.close(opened)
-
-
-def _forget(rollouts: Path) -> None:
-    if rollouts.exists():
-        shutil.rmtree(rollouts)
-
-
-def _recorded(base: Base, home: Path) -> set[int]:
-    """Return the steps whose rollouts the first trial has recorded, each STEP/PART/tq_batch.pt below verl's names."""
-    return {int(file.parent.parent.name) for file in _rollouts(base, home).rglob("tq_batch.pt")}
+def forget_rollouts(base: Base, home: Path) -> None:
+    """Remove recorded rollouts: the first trial of a search would replay those of an earlier one."""
+    if (folder := _rollouts(base, home)).exists():
+        shutil.rmtree(folder)
 
 
 def _rollouts(base: Base, home: Path) -> Path:
     return folder_of(base, home) / "rollouts"
-
-
-def _thrown_away(base: Base, home: Path) -> Path:
-    return _rollouts(base, home) / "of-this-trial"
 
 
 def make_task(launch: PlannedRun) -> None:
@@ -182,16 +143,10 @@ def make_task(launch: PlannedRun) -> None:
 
 def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
     """Plan and make a trial, whose task is there; KeyboardInterrupt where it was told to stop."""
-    before = _recorded(base, home)
     try:
-        found = outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
+        return outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
     except FuseError as error:
         return Outcome("refused", reason=str(error))
-    finally:
-        _forget(_thrown_away(base, home))
-    if asked.replayed and found.kind == "measured" and (not before or _recorded(base, home) != before):
-        return Outcome("refused", reason=f"its rollouts are not those that were recorded in {_rollouts(base, home)}")
-    return found
 
 
 def outcome(launch: PlannedRun, limit: float) -> Outcome:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from verl_fuse.cli import interrupt, prose, trials
+from verl_fuse.cli.composition import key_of
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
@@ -27,7 +28,7 @@ from verl_fuse.feature import SWITCH
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.resumption import named_cluster
 from verl_fuse.host.switch import require_on
-from verl_fuse.spec.composed import getter, key_of
+from verl_fuse.spec.composed import getter
 from verl_fuse.tune.answer import Answer, answer
 from verl_fuse.tune.search import Request, Search
 from verl_fuse.tune.trial import Outcome, Overrides, Trial
@@ -107,8 +108,11 @@ def tune(
         budget=60 * budget,
         replays=lambda: trials.has_recorded(base, home, steps),
     )
-    with trials.alone(base, home):
+    trials.forget_rollouts(base, home)
+    try:
         search.run()
+    finally:
+        trials.forget_rollouts(base, home)
     if not search.trials:
         raise typer.Exit(interrupt.CODE)
     if not search.trials[0].measured:

@@ -13,14 +13,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_fuse.cli.composition import compose, what_fits
-from verl_fuse.cli.launch import fuse_word, read_run
+from verl_fuse.cli.launch import read_run
 from verl_fuse.cli.recipes import Recipe
 from verl_fuse.cli.run import PlannedRun, plan, planned
 from verl_fuse.cli.shell import TRAINER, launch_of
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.checkpoints import STEP_FOLDER, step_of
-from verl_fuse.spec.composed import key_of
 
+_OWN = "+fuse=default"
 # Hydra's own folder would be in the working directory.
 _HYDRA = "hydra.run.dir=${trainer.default_local_dir}/hydra"
 
@@ -86,8 +86,7 @@ def base_of_arguments(words: Sequence[str]) -> Base:
     source = run.source
     if source is None:
         raise FuseError(f"{' '.join(words)}: needs arguments of {TRAINER}")
-    # Another configuration of the group may have features.
-    given = [fuse_word(source), *(word for word in run.arguments if key_of(word) != "fuse")]
+    given = [_OWN, *(word for word in run.arguments if word != _OWN)]
 
     def fitting(changes: Sequence[str]) -> DictConfig:
         config, problems = what_fits(source, [*given, *changes])

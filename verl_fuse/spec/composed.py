@@ -45,11 +45,6 @@ def has_key(config: DictConfig, key: str) -> bool:
     return isinstance(block, ListConfig) or (isinstance(block, DictConfig) and name in block.keys())  # noqa: SIM118
 
 
-def key_of(override: str) -> str:
-    """Return the key that an override of Hydra's grammar changes, adds or removes."""
-    return override.lstrip("+~").partition("=")[0]
-
-
 def required(get: Get, needs: Needs) -> Iterator[Refusal]:
     """Refuse keys that do not have the value they need."""
     for key, (value, allowed) in needs.items():

@@ -17,12 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from verl_fuse.spec.composed import key_of
 from verl_fuse.tune.candidates import Candidate
 from verl_fuse.tune.order import BETTER, WORSE, Change, changes, guesses
 from verl_fuse.tune.pairs import between, fastest, gains, paired, sure
 from verl_fuse.tune.table import on_trained_side
-from verl_fuse.tune.trial import Outcome, Overrides, Trial, merged, same
+from verl_fuse.tune.trial import Outcome, Overrides, Trial, key_of, merged, same
 
 # A trial that takes so often the base's time, and so many seconds more, hangs.
 PATIENCE, FLOOR = 3.0, 60.0
@@ -34,14 +33,12 @@ TURNS, LONGER = (2, 1), 2
 @dataclass(frozen=True)
 class Request:
     """A trial to make: overrides of the base, steps after warm-up, the seconds after which it hangs, and whether it
-    replays the rollouts that the first trial has recorded, or records its own. The first trial pays for what it
-    records, so live trials that are compared with it record as well."""
+    replays the rollouts that the first trial has recorded."""
 
     overrides: Overrides
     steps: int
     limit: float
     replayed: bool = False
-    recorded: bool = False
 
 
 class Search:
@@ -99,7 +96,7 @@ class Search:
             more = self._final - self._longest if longer else 0.0
             limit = PATIENCE * (self.trials[0].took + more) + FLOOR
         begun = self._clock()
-        outcome = self._trial(Request(overrides, steps, limit, replayed, recorded=not replayed and not longer))
+        outcome = self._trial(Request(overrides, steps, limit, replayed))
         self.trials.append(Trial(overrides, outcome, self._clock() - begun, turn, replayed, longer))
         return self.trials[-1]
 

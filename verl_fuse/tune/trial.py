@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from verl_fuse.spec.composed import key_of
-
 Kind: TypeAlias = Literal["measured", "out_of_memory", "crashed", "hung", "refused"]
 Overrides: TypeAlias = tuple[str, ...]
 
@@ -54,3 +52,7 @@ def merged(first: Overrides, then: Overrides) -> Overrides:
         mark = "++" if found.get(key_of(override), "").startswith("++") else ""
         found[key_of(override)] = mark + override.removeprefix(mark)
     return tuple(found.values())
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]

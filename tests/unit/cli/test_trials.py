@@ -13,7 +13,7 @@ import pytest
 from verl_fuse.cli import child, trials
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import METRICS_PATH_VARIABLE, PlannedRun
-from verl_fuse.cli.trials import alone, has_recorded, made, make_task, outcome, planned
+from verl_fuse.cli.trials import forget_rollouts, has_recorded, made, make_task, outcome, planned
 from verl_fuse.cli.tuned import base_of_recipe
 from verl_fuse.errors import FuseError
 from verl_fuse.tune.search import Request
@@ -154,8 +154,8 @@ def test_a_trial_that_is_told_to_stop_is_no_outcome(tried, tmp_path, part: str):
     thread.join()
 
 
-def asked(*overrides: str, steps: int = 3, replayed: bool = False, recorded: bool = False) -> Request:
-    return Request(overrides, steps, 60.0, replayed, recorded)
+def asked(*overrides: str, steps: int = 3, replayed: bool = False) -> Request:
+    return Request(overrides, steps, 60.0, replayed)
 
 
 @pytest.fixture
@@ -191,8 +191,7 @@ def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(home
 
 def test_the_first_trial_records_what_others_replay(home):
     base = base_of_recipe(find_recipe("grpo-cpu"), ())
-    trials_of = ((1, asked(recorded=True)), (4, asked(steps=6, replayed=True)), (5, asked(recorded=True)), (9, asked()))
-    first, replay, live, final = (planned(base, home, *each).config for each in trials_of)
+    first, replay = (planned(base, home, *each).config for each in ((1, asked()), (4, asked(steps=6, replayed=True))))
     assert (first.skip.rollout_tq.enable, first.skip.rollout_tq.action) == (True, "cache")
     assert (replay.skip.rollout_tq.enable, replay.skip.rollout_tq.action) == (True, "repeat")
     assert (first.skip.rollout_tq.steps, replay.skip.rollout_tq.steps) == ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7])
@@ -201,86 +200,24 @@ def test_the_first_trial_records_what_others_replay(home):
         assert config.skip.rollout_tq.dump_dir == str(home / "grpo-cpu-tune" / "rollouts")
         assert config.trainer.experiment_name == "grpo-cpu-tune"
     assert first.trainer.default_local_dir != replay.trainer.default_local_dir
-    # A live trial has the work of the first one, beside its rollouts; a final one has none.
-    assert (live.skip.rollout_tq.enable, live.skip.rollout_tq.action) == (True, "cache")
-    assert live.skip.rollout_tq.dump_dir == f"{first.skip.rollout_tq.dump_dir}/of-this-trial"
-    assert not final.skip.rollout_tq.enable
-
-
-DUMP = "rollouts/grpo-cpu-tune_of/mine/GBS8_N8_in16_out240/{step}/0/tq_batch.pt"
-
-
-def dump(folder: Path, step: int) -> Path:
-    """Leave a rollout as verl does; the name of a project may have a slash."""
-    file = folder / DUMP.format(step=step)
-    file.parent.mkdir(parents=True)
-    file.touch()
-    return file
-
-
-def test_a_replay_that_generated_is_none(home: Path, monkeypatch: pytest.MonkeyPatch):
-    base, folder, measured = (
-        base_of_recipe(find_recipe("grpo-cpu"), ()),
-        home / "grpo-cpu-tune",
-        Outcome("measured", (1.0,)),
-    )
-    replayed = asked(replayed=True)
-    monkeypatch.setattr(trials, "outcome", lambda launch, limit: measured)
-    assert made(base, home, 2, replayed).kind == "refused", "nothing was recorded"
-    for step in (1, 2, 3, 4):
-        dump(folder, step)
-    assert has_recorded(base, home, 3)
-    assert made(base, home, 2, replayed) == measured
-    monkeypatch.setattr(trials, "outcome", lambda launch, limit: (dump(folder, 5), measured)[1])
-    found = made(base, home, 2, replayed)
-    assert (found.kind, found.reason) == (
-        "refused",
-        f"its rollouts are not those that were recorded in {folder}/rollouts",
-    )
-
-
-def test_what_a_live_trial_records_is_thrown_away(home: Path, monkeypatch: pytest.MonkeyPatch):
-    def generates(launch: PlannedRun, limit: float) -> Outcome:
-        file = Path(launch.config.skip.rollout_tq.dump_dir) / "any/GBS8/1/0/tq_batch.pt"
-        file.parent.mkdir(parents=True)
-        file.touch()
-        return Outcome("measured", (1.0,))
-
-    base = base_of_recipe(find_recipe("grpo-cpu"), ())
-    monkeypatch.setattr(trials, "outcome", generates)
-    for number in (1, 2):
-        assert made(base, home, number, asked(recorded=True)).kind == "measured"
-    assert [path.name for path in (home / "grpo-cpu-tune/rollouts").iterdir()] == ["any"]
-
-
-def test_two_searches_do_not_share_a_folder(home: Path):
-    base = base_of_recipe(find_recipe("grpo-cpu"), ())
-    dump(home / "grpo-cpu-tune", 1)
-    with alone(base, home):
-        assert not has_recorded(base, home, 0), "an earlier search's"
-        with (
-            pytest.raises(FuseError, match="grpo-cpu-tune: another verl-fuse tune makes its trials there"),
-            alone(base, home),
-        ):
-            pass
-        with alone(base_of_recipe(find_recipe("ppo-cpu"), ()), home):
-            dump(home / "grpo-cpu-tune", 1)
-    stopped = alone(base, home)
-    stopped.__enter__()
-    dump(home / "grpo-cpu-tune", 1)
-    assert not stopped.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert list((home / "grpo-cpu-tune").iterdir()) == []
 
 
 def test_rollouts_are_replayed_only_where_all_steps_were_recorded_in_this_search(home):
     base = base_of_recipe(find_recipe("grpo-cpu"), ())
+    assert not has_recorded(base, home, 2)
+    forget_rollouts(base, home)
     for step in (1, 2, 3):
         assert not has_recorded(base, home, 2)
-        dump(home / "grpo-cpu-tune", step)
+        folder = home / f"grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/{step}/0"
+        folder.mkdir(parents=True)
+        (folder / "tq_batch.pt").touch()
     assert has_recorded(base, home, 2)
     # Groups that are filtered are sampled again until there are enough.
     filtered = base_of_recipe(find_recipe("grpo-cpu"), ("algorithm.filter_groups.enable=true",))
     assert not has_recorded(filtered, home, 2)
+    forget_rollouts(base, home)
+    assert not has_recorded(base, home, 2)
+    assert list((home / "grpo-cpu-tune").iterdir()) == []
 
 
 def test_no_trial_makes_the_task_again(home, monkeypatch):

@@ -55,25 +55,6 @@ def test_the_home_needs_no_variable(base, tmp_path: Path, monkeypatch):
     assert launch.run_dir.parent.parent == tmp_path / "runs"
 
 
-def test_a_configuration_that_has_the_block_fuse_gets_it_once(home: Path, monkeypatch):
-    (home / "mine.yaml").write_text(
-        "defaults: [ppo_trainer, fuse: interstage, _self_]\nhydra: {searchpath: ['pkg://verl.trainer.config']}\n"
-    )
-    monkeypatch.chdir(home)
-    for more in ((), ("fuse=default",)):
-        base = base_of_arguments(["--config-path", ".", "--config-name", "mine", *WORDS, *more])
-        command = list(trials.planned(base, home, 1, Request((), 3, 60.0)).command)
-        assert [word for word in command if word.endswith("fuse=default")] == ["fuse=default"]
-        assert base.compose(()).fuse.interstage.enabled is None
-
-
-def test_a_relative_path_is_of_verl_s_folder_first(home: Path, monkeypatch):
-    (home / "config").mkdir()
-    (home / "config" / "ppo_trainer.yaml").write_text("not: verl's\n")
-    monkeypatch.chdir(home)
-    assert base_of_arguments(["--config-path", "config", *WORDS]).compose(()).data.train_batch_size == 1024
-
-
 def test_a_configuration_of_one_s_own_is_named_from_any_folder(home: Path, monkeypatch):
     mine = home / "mine.yaml"
     mine.write_text(

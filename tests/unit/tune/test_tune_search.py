@@ -29,12 +29,10 @@ class Machine:
     def __init__(self, factors: dict[str, float], kinds: dict[str, str] | None = None, stops: str = ""):
         self.now, self.factors, self.kinds, self.stops = 0.0, factors, kinds or {}, stops
         self.asked: list[tuple[Overrides, int, float]] = []
-        self.recorded: list[bool] = []
 
     def trial(self, asked: Request) -> Outcome:
         overrides, steps, limit = asked.overrides, asked.steps, asked.limit
         self.asked.append((overrides, steps, limit))
-        self.recorded.append(asked.recorded)
         if self.stops in overrides:
             raise KeyboardInterrupt
         for override, kind in self.kinds.items():
@@ -78,13 +76,6 @@ def test_the_base_comes_first_and_ends_it_where_it_fails():
     for kind in ("crashed", "out_of_memory", "hung", "refused"):
         found, made = search(Machine({}, {"base": kind}))
         assert (made, found.trials[0].outcome.kind) == ([()], kind)
-
-
-def test_live_trials_that_are_compared_with_the_first_record_as_it_does():
-    machine = Machine({f"{SEQS}=32": 0.5, f"{PADDING}=true": 0.5})
-    found, _ = search(machine, SEQS, PADDING, base={PADDING: False}, replays=True)
-    assert machine.recorded == [not trial.replayed and not trial.longer for trial in found.trials]
-    assert {True, False} == {trial.replayed for trial in found.trials} == {trial.longer for trial in found.trials}
 
 
 def test_the_base_may_take_the_whole_budget_and_others_three_times_the_base():
