@@ -4,7 +4,8 @@ Invariants (tests/unit/cli/test_trials.py):
 - a trial saves and validates nothing, and resumes nothing but a checkpoint that is named, in a folder of its own;
 - every ending but a signal to stop is an outcome; a failure has a reason;
 - the task is made before the first trial, and is in no trial's seconds;
-- rollouts are recorded by the first trial and replayed only where all its steps are there;
+- rollouts are recorded by the first trial and replayed only where all its steps are there; what recording took is in no
+  trial's seconds;
 - no process of a trial is alive afterwards.
 """
 
@@ -72,9 +73,11 @@ def folder_of(base: Base, home: Path) -> Path:
 def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
     """Plan trial `number`; a FuseError lists what is wrong with its overrides."""
     folder, steps = folder_of(base, home), base.first_steps(WARM_UP + asked.steps)
-    # The first trial records a rollout of each step; of a replay's steps the later ones repeat the last.
+    # The first trial records a rollout of each step, but none whose groups are filtered and sampled anew; of a replay's
+    # steps the later ones repeat the last.
+    records = number == 1 and not OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable")
     rollouts = (
-        f"skip.rollout_tq.enable={written(asked.replayed or number == 1)}",
+        f"skip.rollout_tq.enable={written(asked.replayed or records)}",
         f"skip.rollout_tq.steps=[{','.join(map(str, steps))}]",
         f"skip.rollout_tq.action={'repeat' if asked.replayed else 'cache'}",
         f"skip.rollout_tq.dump_dir={as_text(folder / 'rollouts')}",
@@ -109,12 +112,8 @@ def check_disk(base: Base, home: Path, steps: int) -> None:
 
 
 def has_recorded(base: Base, home: Path, steps: int) -> bool:
-    """Tell whether the first trial, of so many steps after warm-up, has recorded rollouts that can be replayed: those
-    of all its steps, without groups that are filtered and sampled anew."""
-    if OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable"):
-        return False
-    recorded = {file.parent.parent.name for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt")}
-    return recorded == {*map(str, base.first_steps(WARM_UP + steps))}
+    """Tell whether the first trial, of so many steps after warm-up, has recorded the rollouts of all its steps."""
+    return _recorded(base, home).keys() == {*base.first_steps(WARM_UP + steps)}
 
 
 def forget_rollouts(base: Base, home: Path) -> None:
@@ -125,6 +124,26 @@ def forget_rollouts(base: Base, home: Path) -> None:
 
 def _rollouts(base: Base, home: Path) -> Path:
     return folder_of(base, home) / "rollouts"
+
+
+def _recorded(base: Base, home: Path) -> dict[int, Path]:
+    """Return the folder of each step whose rollout is recorded: verl writes STEP/0/tq_batch.pt."""
+    found = (file.parent.parent for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt"))
+    return {int(folder.name): folder for folder in found}
+
+
+def recording_seconds(folder: Path) -> float:
+    """Return what the recording of a step's rollout took: verl makes `0` in the step's folder, reads the batch into it,
+    and writes meta.json last. Nothing else of the step goes on meanwhile."""
+    return (folder / "0" / "meta.json").stat().st_mtime - folder.stat().st_mtime
+
+
+def _without_recording(found: Outcome, base: Base, home: Path, steps: int) -> Outcome:
+    """Return the outcome of the first trial as if it had recorded nothing: other live trials do not."""
+    folders = _recorded(base, home)
+    counted = base.first_steps(WARM_UP + steps)[WARM_UP:]
+    spent = (recording_seconds(folders[step]) if step in folders else 0.0 for step in counted)
+    return replace(found, seconds=tuple(each - less for each, less in zip(found.seconds, spent, strict=False)))
 
 
 def make_task(launch: PlannedRun) -> None:
@@ -144,9 +163,10 @@ def make_task(launch: PlannedRun) -> None:
 def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
     """Plan and make a trial, whose task is there; KeyboardInterrupt where it was told to stop."""
     try:
-        return outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
+        found = outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
     except FuseError as error:
         return Outcome("refused", reason=str(error))
+    return _without_recording(found, base, home, asked.steps) if number == 1 else found
 
 
 def outcome(launch: PlannedRun, limit: float) -> Outcome:
