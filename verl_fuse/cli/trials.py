@@ -6,12 +6,18 @@ Invariants (tests/unit/cli/test_trials.py):
 - the task is made before the first trial, and is in no trial's seconds;
 - rollouts are recorded by the first trial and replayed only where all its steps are there; what recording took is in no
   trial's seconds;
+- a trial that was to replay and generated is refused;
+- a folder of trials has one process that makes them;
 - no process of a trial is alive afterwards.
 """
 
+import fcntl
+import os
 import re
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,11 +69,39 @@ _PEAK = "perf/max_memory_reserved_gb"
 LOGS_BYTES, TOKEN_BYTES = 256 * 2**20, 64
 # A reason is cut after so many characters.
 _LONGEST = 300
+# It has the process that makes the trials of a folder, which holds a lock on it.
+LOCK = "lock"
+_ELSEWHERE = f"${HOME_VARIABLE} names another folder"
 
 
 def folder_of(base: Base, home: Path) -> Path:
     """Return the folder of all trials of a base."""
     return home / f"{base.name}-tune"
+
+
+@contextmanager
+def alone(base: Base, home: Path) -> Iterator[None]:
+    """Keep other processes from making trials in the folder of a base within the block; a FuseError names the one that
+    does. The lock ends with the process, however that ends."""
+    folder = folder_of(base, home)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("a+")
+    except OSError as error:
+        raise FuseError(f"{folder}: cannot be written to: {error.strerror}; {_ELSEWHERE}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            makes = f"verl-fuse tune makes trials there already (process {lock.read() or 'not known'})"
+            raise FuseError(f"{folder}: {makes}: wait until it has ended, or end it; {_ELSEWHERE}") from error
+        except OSError as error:
+            raise FuseError(f"{folder}: cannot be locked: {error.strerror}; {_ELSEWHERE}") from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield
 
 
 def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
@@ -108,12 +142,12 @@ def check_disk(base: Base, home: Path, steps: int) -> None:
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     if (free := shutil.disk_usage(there).free) < needed:
         wants = f"trials need {needed / 2**20:.0f} for their logs and recorded rollouts"
-        raise FuseError(f"{there}: {free / 2**20:.0f} MiB are free, {wants}; ${HOME_VARIABLE} names another folder")
+        raise FuseError(f"{there}: {free / 2**20:.0f} MiB are free, {wants}; {_ELSEWHERE}")
 
 
 def has_recorded(base: Base, home: Path, steps: int) -> bool:
     """Tell whether the first trial, of so many steps after warm-up, has recorded the rollouts of all its steps."""
-    return _recorded(base, home).keys() == {*base.first_steps(WARM_UP + steps)}
+    return {int(folder.name) for folder in _recorded(base, home)} == {*base.first_steps(WARM_UP + steps)}
 
 
 def forget_rollouts(base: Base, home: Path) -> None:
@@ -126,10 +160,9 @@ def _rollouts(base: Base, home: Path) -> Path:
     return folder_of(base, home) / "rollouts"
 
 
-def _recorded(base: Base, home: Path) -> dict[int, Path]:
-    """Return the folder of each step whose rollout is recorded: verl writes STEP/0/tq_batch.pt."""
-    found = (file.parent.parent for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt"))
-    return {int(folder.name): folder for folder in found}
+def _recorded(base: Base, home: Path) -> set[Path]:
+    """Return the folders of the steps whose rollouts are recorded: verl writes STEP/0/tq_batch.pt."""
+    return {file.parent.parent for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt")}
 
 
 def recording_seconds(folder: Path) -> float:
@@ -140,7 +173,7 @@ def recording_seconds(folder: Path) -> float:
 
 def _without_recording(found: Outcome, base: Base, home: Path, steps: int) -> Outcome:
     """Return the outcome of the first trial as if it had recorded nothing: other live trials do not."""
-    folders = _recorded(base, home)
+    folders = {int(folder.name): folder for folder in _recorded(base, home)}
     counted = base.first_steps(WARM_UP + steps)[WARM_UP:]
     spent = (recording_seconds(folders[step]) if step in folders else 0.0 for step in counted)
     return replace(found, seconds=tuple(each - less for each, less in zip(found.seconds, spent, strict=False)))
@@ -162,10 +195,17 @@ def make_task(launch: PlannedRun) -> None:
 
 def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
     """Plan and make a trial, whose task is there; KeyboardInterrupt where it was told to stop."""
+    recorded = _recorded(base, home)
     try:
         found = outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
     except FuseError as error:
         return Outcome("refused", reason=str(error))
+    # Where verl finds no recorded rollout it generates, and records that.
+    if asked.replayed and _recorded(base, home) != recorded:
+        forget_rollouts(base, home)
+        return Outcome(
+            "refused", reason=f"{_rollouts(base, home)}: verl found no recorded rollout there, and generated"
+        )
     return _without_recording(found, base, home, asked.steps) if number == 1 else found
 
 

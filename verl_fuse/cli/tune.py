@@ -85,9 +85,6 @@ def tune(
             raise FuseError("--allow ends_resume: not with --checkpoint, which its values cannot read")
         base = beginning_at(base, checkpoint)
     first = check_request(base, budget, keys or [], allow or [], steps)
-    if first.prepare is not None:
-        say("the task is made, if it is not there yet")
-        trials.make_task(first)
 
     def trial(asked: Request) -> Outcome:
         number = len(search.trials) + 1
@@ -101,18 +98,22 @@ def tune(
     def candidates(changes: Overrides):
         return wanted(base.compose(changes), keys or [], allow or [])
 
-    search = Search(
-        candidates,
-        trial,
-        steps=steps,
-        budget=60 * budget,
-        replays=lambda: trials.has_recorded(base, home, steps),
-    )
-    trials.forget_rollouts(base, home)
-    try:
-        search.run()
-    finally:
+    with trials.alone(base, home):
+        if first.prepare is not None:
+            say("the task is made, if it is not there yet")
+            trials.make_task(first)
+        search = Search(
+            candidates,
+            trial,
+            steps=steps,
+            budget=60 * budget,
+            replays=lambda: trials.has_recorded(base, home, steps),
+        )
         trials.forget_rollouts(base, home)
+        try:
+            search.run()
+        finally:
+            trials.forget_rollouts(base, home)
     if not search.trials:
         raise typer.Exit(interrupt.CODE)
     if not search.trials[0].measured:

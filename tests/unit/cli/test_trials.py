@@ -242,6 +242,27 @@ def test_what_recording_took_is_in_no_seconds_of_the_first_trial(home, monkeypat
     assert made(base, home, 2, asked(steps=2)).seconds == (2.0, 3.0)
 
 
+def test_a_replay_that_finds_no_rollout_and_generates_is_refused(home, monkeypatch):
+    base, records = base_of_recipe(find_recipe("grpo-cpu"), ()), False
+
+    def outcome(launch: PlannedRun, limit: float) -> Outcome:
+        for step in (1, 2, 3) if records else ():
+            folder = home / f"grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/{step}/0"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "tq_batch.pt").touch()
+            (folder / "meta.json").touch()
+        return Outcome("measured", (2.0, 3.0))
+
+    monkeypatch.setattr(trials, "outcome", outcome)
+    assert made(base, home, 2, asked(steps=2, replayed=True)).kind == "measured"
+    records = True
+    found = made(base, home, 3, asked(steps=2, replayed=True))
+    assert found.kind == "refused"
+    assert found.reason == f"{home}/grpo-cpu-tune/rollouts: verl found no recorded rollout there, and generated"
+    # What it recorded is not the base's.
+    assert not has_recorded(base, home, 2)
+
+
 def test_no_trial_makes_the_task_again(home, monkeypatch):
     launches = []
     monkeypatch.setattr(

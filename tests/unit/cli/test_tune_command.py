@@ -1,7 +1,9 @@
 """`verl-fuse tune`: what it refuses, prints and returns, with functions in place of runs."""
 
+import fcntl
 import itertools
 import json
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -106,6 +108,28 @@ def test_a_disk_without_room_is_refused_before_anything_starts(tuned, home: Path
     assert list(home.iterdir()) == []
     monkeypatch.setattr(trials.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 2**40, 261 * 2**20))
     assert tuned(by_requests, *BASE)[0] == 0
+
+
+def test_a_folder_in_which_another_search_makes_trials_is_refused(tuned, home: Path):
+    folder = home / "grpo-cpu-tune"
+    folder.mkdir()
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("4711 on elsewhere")
+        lock.flush()
+        code, out, err = tuned(never, *BASE)
+    assert (code, out) == (2, "")
+    assert f"{folder}: verl-fuse tune makes trials there already (process 4711 on elsewhere): wait until it has" in err
+    assert "or end it; $VERL_FUSE_HOME names another folder" in err
+    # The lock has ended with its process, whose number is still in the file.
+    during = []
+
+    def looks(overrides: tuple[str, ...]) -> Outcome:
+        during.append((folder / "lock").read_text().split()[0])
+        return by_requests(overrides)
+
+    assert tuned(looks, *BASE)[0] == 0
+    assert set(during) == {str(os.getpid())}
 
 
 def test_a_base_whose_budget_is_below_the_longest_sequence_is_refused(tuned):
