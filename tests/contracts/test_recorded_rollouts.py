@@ -19,7 +19,10 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason
 READS = 0.3
 
 
-def test_what_recording_took_is_in_no_seconds_of_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("project", ["verl-fuse", "group/project"])
+def test_what_recording_took_is_in_no_seconds_of_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: str
+):
     import torch
     import transfer_queue
     from verl.utils.skip.rollout_skip import RolloutTqSkip
@@ -28,7 +31,7 @@ def test_what_recording_took_is_in_no_seconds_of_the_base(tmp_path: Path, monkey
     monkeypatch.setattr(
         transfer_queue, "kv_batch_get", lambda **asked: time.sleep(READS) or {"x": torch.zeros(1)}, raising=False
     )
-    base, request = base_of_recipe(find_recipe("grpo-cpu"), ()), Request((), 2, 60.0)
+    base, request = base_of_recipe(find_recipe("grpo-cpu"), (f"trainer.project_name={project}",)), Request((), 2, 60.0)
     config = trials.planned(base, tmp_path, 1, request).config
     recorder, batch = (
         RolloutTqSkip(config.skip.rollout_tq, OmegaConf.create(OmegaConf.to_container(config, resolve=False))),

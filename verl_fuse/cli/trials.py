@@ -161,8 +161,9 @@ def _rollouts(base: Base, home: Path) -> Path:
 
 
 def _recorded(base: Base, home: Path) -> set[Path]:
-    """Return the folders of the steps whose rollouts are recorded: verl writes STEP/0/tq_batch.pt."""
-    return {file.parent.parent for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt")}
+    """Return the folders of the steps whose rollouts are recorded: verl writes STEP/0/tq_batch.pt, below folders named
+    after the experiment and the project, whose names may have folders of their own."""
+    return {file.parent.parent for file in _rollouts(base, home).rglob("tq_batch.pt")}
 
 
 def recording_seconds(folder: Path) -> float:
