@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from omegaconf import OmegaConf
 
-from verl_fuse.cli.composition import key_of
 from verl_fuse.cli.launch import Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
@@ -19,7 +18,7 @@ from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.settings import foreseen, unlocking
 from verl_fuse.host.upstream.versions import installed
-from verl_fuse.spec.block import written
+from verl_fuse.spec.block import key_of, written
 
 app = typer.Typer(add_completion=False)
 

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.recipes import CONFIG, Recipe
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import nearest, quoted
+from verl_fuse.spec.block import key_of, nearest, quoted
 from verl_fuse.spec.composed import has_key
 
 PACKAGE = "pkg://"
@@ -95,11 +95,6 @@ def apply(config: DictConfig, overrides: Sequence[str]) -> tuple[tuple[str, ...]
     refused = {override: why for override in overrides if (why := _refused(config, override))}
     unknown = tuple(override for override, why in refused.items() if why.startswith(_NO_SUCH_KEY))
     return unknown, {override: why for override, why in refused.items() if override not in unknown}
-
-
-def key_of(override: str) -> str:
-    """Return the key that an override changes, adds or removes."""
-    return override.lstrip("+~").partition("=")[0]
 
 
 def as_text(value: object) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.composition import Composed, Source, apply, as_text, check_syntax, composed, key_of, unreadable
+from verl_fuse.cli.composition import Composed, Source, apply, as_text, check_syntax, composed, unreadable
 from verl_fuse.cli.shell import TRAINER, Launch, find_launch, launch_of, shown, told_end, untold
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import written
+from verl_fuse.spec.block import key_of, written
 from verl_fuse.spec.files import load, read_text
 from verl_fuse.spec.yaml_file import MOST_YAML_BYTES, parse_yaml
 

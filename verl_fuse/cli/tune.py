@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from verl_fuse.cli import interrupt, prose, trials
-from verl_fuse.cli.composition import key_of
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
@@ -28,6 +27,7 @@ from verl_fuse.feature import SWITCH
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.resumption import named_cluster
 from verl_fuse.host.switch import require_on
+from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import getter
 from verl_fuse.tune.answer import Answer, answer
 from verl_fuse.tune.search import Request, Search

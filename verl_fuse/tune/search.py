@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from verl_fuse.spec.block import key_of
 from verl_fuse.tune.candidates import Candidate
 from verl_fuse.tune.order import BETTER, WORSE, Change, changes, guesses
 from verl_fuse.tune.pairs import between, fastest, gains, paired, sure
 from verl_fuse.tune.table import on_trained_side
-from verl_fuse.tune.trial import Outcome, Overrides, Trial, key_of, merged, same
+from verl_fuse.tune.trial import Outcome, Overrides, Trial, merged, same
 
 # A trial that takes so often the base's time, and so many seconds more, hangs.
 PATIENCE, FLOOR = 3.0, 60.0
