@@ -81,8 +81,7 @@ def _report(run: Run) -> dict[str, Any]:
     choices = foreseen(config, PRESET)
     on = [choice.feature.switch for choice in choices if not choice.reasons]
     unlock = {switch: list(_overrides(keys, run)) for switch, keys in unlocking(config, choices).items()}
-    has_fuse = any(key_of(argument) == "fuse" for argument in run.arguments)
-    to_paste = (*SWITCH[has_fuse:], f"{PRESET_KEY}={PRESET}") if on else ()
+    to_paste = (*SWITCH[run.has_fuse :], f"{PRESET_KEY}={PRESET}") if on else ()
     report = {
         "on": on,
         "off": {choice.feature.switch: list(map(str, choice.reasons)) for choice in choices if choice.reasons},

@@ -80,13 +80,19 @@ def composed(source: Source, overrides: Sequence[str]) -> Composed:
     paths = [_as_file(path) for path in source.paths]
     folders = [source.folder, *(Path(path.removeprefix("file://")) for path in (*paths, _as_file(OWN_GROUPS)))]
     of_groups = [override for override in overrides if _is_of_group(override, folders)]
-    found = _composed(source, [f"hydra.searchpath=[{','.join(paths)}]", *of_groups])
+    found = _composed(source, of_groups)
     if source.values is not None:
         OmegaConf.set_struct(found, False)
         found.merge_with(source.values)
         OmegaConf.set_struct(found, True)
     unknown, faulty = apply(found, [override for override in overrides if override not in of_groups])
     return Composed(found, unknown, faulty)
+
+
+def chooses(source: Source, group: str) -> bool:
+    """Tell whether the defaults list of a primary configuration, or one that it names, has a group: an override then
+    changes the choice, and cannot add one."""
+    return group in OmegaConf.select(_composed(source, (), with_hydra=True), "hydra.runtime.choices")
 
 
 def apply(config: DictConfig, overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -128,15 +134,16 @@ def _refused(config: DictConfig, override: str) -> str | None:
     return None
 
 
-def _composed(source: Source, overrides: Sequence[str]) -> DictConfig:
+def _composed(source: Source, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
 
-    given = list(overrides[1:]) or "no overrides"
+    given = list(overrides) or "no overrides"
+    paths = f"hydra.searchpath=[{','.join(map(_as_file, source.paths))}]"
     try:
         with initialize_config_dir(str(source.folder), version_base=None):
-            return hydra_compose(source.name, overrides=list(overrides))
+            return hydra_compose(source.name, [paths, *overrides], return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException) as error:
         raise FuseError(f"{source.title} with {given}: {_one_line(error)}") from error
     except (TypeError, ValueError) as error:

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from verl_fuse import plugins
 from verl_fuse.cli import interrupt, prose, trials
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import find_recipe
@@ -39,6 +40,7 @@ app = typer.Typer(add_completion=False)
 # Minutes that two trials of a small model take.
 LEAST_BUDGET = 2.0
 _OF_FUSE = re.compile(r"[+~]*fuse\b")
+_NO_FEATURES = "trials are in observe mode, which has no features: leave it out"
 
 
 @app.command(
@@ -133,8 +135,7 @@ def _base(name: str, overrides: list[str]) -> Base:
     """Return the base that the command line names; features are refused."""
     words = [name, *overrides]
     if features := [word for word in words if _OF_FUSE.match(word) and word != SWITCH[0]]:
-        needs = "trials are in observe mode, which has no features: leave it out"
-        raise FuseError(*(f"{word}: {needs}" for word in features))
+        raise FuseError(*(f"{word}: {_NO_FEATURES}" for word in features))
     return base_of_arguments(words) if are_arguments(words) else base_of_recipe(find_recipe(name), overrides)
 
 
@@ -144,6 +145,9 @@ def check_request(base: Base, budget: float, keys: Sequence[str], allow: Sequenc
     if not LEAST_BUDGET <= budget < math.inf:
         raise FuseError(f"--budget {budget:g}: needs {LEAST_BUDGET:g} minutes at least, for two trials")
     config = base.compose(())
+    switches = [f"fuse.{feature.switch}" for feature in plugins.features(plugins.load()).values()]
+    if on := [switch for switch in switches if getter(config)(switch)]:
+        raise FuseError(*(f"{switch}=true: {_NO_FEATURES}" for switch in on))
     # The trainer of a cluster has neither the variables of a trial nor, it may be, its disk.
     if cluster := named_cluster(getter(config)):
         raise FuseError(f"{cluster}: trials need a Ray of their own: leave it out, or RAY_ADDRESS=local")

@@ -13,14 +13,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_fuse.cli.composition import compose, what_fits
-from verl_fuse.cli.launch import read_run
+from verl_fuse.cli.launch import chooses_fuse, read_run
 from verl_fuse.cli.recipes import Recipe
 from verl_fuse.cli.run import PlannedRun, plan, planned
 from verl_fuse.cli.shell import TRAINER, launch_of
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import SWITCH
 from verl_fuse.host.upstream.checkpoints import STEP_FOLDER, step_of
 
-_OWN = "+fuse=default"
 # Hydra's own folder would be in the working directory.
 _HYDRA = "hydra.run.dir=${trainer.default_local_dir}/hydra"
 
@@ -86,7 +86,9 @@ def base_of_arguments(words: Sequence[str]) -> Base:
     source = run.source
     if source is None:
         raise FuseError(f"{' '.join(words)}: needs arguments of {TRAINER}")
-    given = [_OWN, *(word for word in run.arguments if word != _OWN)]
+    # A choice that the configuration has may be another one, with features.
+    own = SWITCH[0].lstrip("+") if chooses_fuse(source) else SWITCH[0]
+    given = [own, *(word for word in run.arguments if word != SWITCH[0])]
 
     def fitting(changes: Sequence[str]) -> DictConfig:
         config, problems = what_fits(source, [*given, *changes])

@@ -183,6 +183,20 @@ def test_arguments_that_cannot_be_served_are_refused_before_anything_starts(tune
     assert list(home.iterdir()) == []
 
 
+MINE = "hydra: {searchpath: ['pkg://verl.trainer.config']}\ndefaults: [ppo_trainer, fuse: streaming, _self_]\n"
+
+
+def test_features_of_a_configuration_of_one_s_own_are_off_or_refused(tuned, home: Path):
+    (home / "mine.yaml").write_text(MINE)
+    words = (SEQS, "--", "--config-path", str(home), "--config-name", "mine", *OWN)
+    code, _, err = tuned(by_requests, *words, name="--keys")
+    assert code == 0, err
+    (home / "mine.yaml").write_text(f"{MINE}fuse: {{interstage: {{enabled: true}}}}\n")
+    code, _, err = tuned(never, *words, name="--keys")
+    assert code == 2
+    assert "fuse.interstage.enabled=true: trials are in observe mode, which has no features: leave it out" in err
+
+
 def test_json_is_one_object_on_stdout(tuned, documented_keys):
     code, out, err = tuned(by_requests, *BASE, "--json")
     found = json.loads(out)

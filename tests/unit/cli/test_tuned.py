@@ -67,6 +67,36 @@ def test_a_configuration_of_one_s_own_is_named_from_any_folder(home: Path, monke
     assert list(launch.command)[3:7] == ["--config-path", str(home.resolve()), "--config-name", "mine"]
 
 
+def test_a_path_without_a_root_begins_in_the_folder_of_main_ppo(home: Path, monkeypatch):
+    # Another file of that name is no argument's.
+    (home / "config").mkdir()
+    (home / "config" / "ppo_trainer.yaml").write_text("data: {seed: 5}\n")
+    monkeypatch.chdir(home)
+    for path in ("config", "./config"):
+        base = base_of_arguments(["--config-path", path, "--config-name", "ppo_trainer", *WORDS])
+        launch = trials.planned(base, home, 1, Request((), 3, 60.0))
+        assert launch.config.data.train_batch_size == 1024
+        command = list(launch.command)
+        folder = Path(command[command.index("--config-path") + 1])
+        assert folder.is_absolute()
+        assert folder.parts[-3:] == ("verl", "trainer", "config")
+
+
+@pytest.mark.parametrize("fuse", ["default", "streaming"])
+def test_a_configuration_with_a_choice_of_fuse_gets_no_second_one(home: Path, fuse: str):
+    path, chosen = "hydra: {searchpath: ['pkg://verl.trainer.config']}\n", f"[ppo_trainer, fuse: {fuse}, _self_]"
+    (home / "mine.yaml").write_text(f"{path}defaults: {chosen}\n")
+    # Hydra reads a search path in the primary configuration alone.
+    (home / "common.yaml").write_text(f"defaults: {chosen}\n")
+    (home / "above.yaml").write_text(f"{path}defaults: [common, _self_]\n")
+    for name in ("mine", "above"):
+        base = base_of_arguments(["--config-path", str(home), "--config-name", name, *WORDS])
+        launch = trials.planned(base, home, 1, Request((), 3, 60.0))
+        assert "fuse=default" in launch.command
+        assert "+fuse=default" not in launch.command
+        assert (launch.config.fuse.preset, launch.config.fuse.interstage.enabled) == ("observe", False)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
