@@ -129,11 +129,11 @@ def _keys(config: DictConfig, key: str) -> list[str]:
 
 def _with_fuse(source: Source, overrides: Sequence[str]) -> tuple[Composed, bool]:
     """Return (the configuration, with the block `fuse` in any case; whether it has the block of its own)."""
-    given = any(key_of(override) == "fuse" for override in overrides) or chooses_fuse(source)
+    given = any(key_of(override) == "fuse" for override in overrides) or _chooses_fuse(source)
     return composed(source, overrides if given else [SWITCH[0], *overrides]), given
 
 
-def chooses_fuse(source: Source) -> bool:
+def _chooses_fuse(source: Source) -> bool:
     """Tell whether a primary configuration has a choice of the group `fuse`; verl's own has none."""
     return source.folder != _verl_folder() and chooses(source, "fuse")
 

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from verl_fuse.cli import trials
 from verl_fuse.cli.recipes import find_recipe
-from verl_fuse.cli.tuned import are_arguments, base_of_arguments, base_of_recipe, beginning_at
+from verl_fuse.cli.tuned import are_arguments, base_of_arguments, base_of_recipe, beginning_at, features_of
 from verl_fuse.errors import FuseError
 from verl_fuse.tune.search import Request
 
@@ -95,6 +95,21 @@ def test_a_configuration_with_a_choice_of_fuse_gets_no_second_one(home: Path, fu
         assert "fuse=default" in launch.command
         assert "+fuse=default" not in launch.command
         assert (launch.config.fuse.preset, launch.config.fuse.interstage.enabled) == ("observe", False)
+
+
+def test_features_of_the_preset_are_candidates_whose_trial_has_them_on(home: Path):
+    base = base_of_arguments([*WORDS, "actor_rollout_ref.rollout.name=vllm"])
+    found = features_of(base, ())
+    keys = [each.setting.key for each in found]
+    assert {"fuse.interstage.enabled", "fuse.update.skip_zero_gradient"} <= {*keys}
+    overrides = tuple(dict.fromkeys(override for each in found for override in each.overrides(True)))
+    fuse = OmegaConf.to_container(trials.planned(base, home, 2, Request(overrides, 3, 60.0)).config.fuse)
+    assert (fuse["preset"], fuse["interstage"]["enabled"]) == ("observe", True)
+    assert (fuse["update"]["skip_zero_gradient"], fuse["update"]["metrics"]) == (True, "computed")
+    # What is on is no candidate any more; what another value of verl's leaves nothing to do is none either.
+    assert features_of(base, overrides) == ()
+    with_loss = features_of(base, (f"{ACTOR}.use_kl_loss=true",))
+    assert "fuse.update.skip_zero_gradient" not in [each.setting.key for each in with_loss]
 
 
 @pytest.mark.parametrize(
