@@ -12,12 +12,13 @@ from statistics import quantiles
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.composition import apply, key_of
+from verl_fuse.cli.composition import apply
 from verl_fuse.cli.launch import read_run
 from verl_fuse.cli.simulate import mini_batches_of
 from verl_fuse.host.start.preset import Choice
 from verl_fuse.host.start.settings import foreseen
 from verl_fuse.simulate.shared_prompts import copies_left
+from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import ROLLOUT, getter
 
 pytest.importorskip("hydra")

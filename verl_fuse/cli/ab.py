@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from verl_fuse.cli.compare import AtLeast, Html, WarmUp, check_options, judge
-from verl_fuse.cli.composition import key_of, select
+from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import METRICS_FILE
@@ -19,6 +19,7 @@ from verl_fuse.cli.run import PlannedRun, execute, home_from, plan, say
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.switch import require_on
+from verl_fuse.spec.block import key_of
 from verl_fuse.spec.step import Refusal
 
 app = typer.Typer(add_completion=False)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 from omegaconf import OmegaConf
 
-from verl_fuse.cli.composition import key_of, no_such_key
+from verl_fuse.cli.composition import no_such_key
 from verl_fuse.cli.launch import Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
@@ -21,7 +21,7 @@ from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.settings import foreseen, unlocking
 from verl_fuse.host.upstream.versions import installed
-from verl_fuse.spec.block import quoted, written
+from verl_fuse.spec.block import key_of, quoted, written
 
 app = typer.Typer(add_completion=False)
 
@@ -93,8 +93,7 @@ def _report(run: Run, preset: PresetName) -> dict[str, Any]:
     choices = foreseen(config, preset)
     on = [choice.feature.switch for choice in choices if not choice.reasons]
     unlock = {switch: list(_overrides(keys, run)) for switch, keys in unlocking(config, choices).items()}
-    has_fuse = any(key_of(argument) == "fuse" for argument in run.arguments)
-    to_paste = (*SWITCH[has_fuse:], f"{PRESET_KEY}={preset}") if on and not problems else ()
+    to_paste = (*SWITCH[run.has_fuse :], f"{PRESET_KEY}={preset}") if on and not problems else ()
     report = {
         "on": on,
         "off": {choice.feature.switch: list(map(str, choice.reasons)) for choice in choices if choice.reasons},

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.recipes import CONFIG, Recipe
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import nearest, quoted
+from verl_fuse.spec.block import key_of, nearest, quoted
 from verl_fuse.spec.composed import has_key
 
 PACKAGE = "pkg://"
@@ -80,7 +80,7 @@ def composed(source: Source, overrides: Sequence[str]) -> Composed:
     paths = [_as_file(path) for path in source.paths]
     folders = [source.folder, *(Path(path.removeprefix("file://")) for path in (*paths, _as_file(OWN_GROUPS)))]
     of_groups = [override for override in overrides if _is_of_group(override, folders)]
-    found = _composed(source, [f"hydra.searchpath=[{','.join(paths)}]", *of_groups])
+    found = _composed(source, of_groups)
     if source.values is not None:
         OmegaConf.set_struct(found, False)
         found.merge_with(source.values)
@@ -89,17 +89,18 @@ def composed(source: Source, overrides: Sequence[str]) -> Composed:
     return Composed(found, unknown, faulty)
 
 
+def chooses(source: Source, group: str) -> bool:
+    """Tell whether the defaults list of a primary configuration, or one that it names, has a group: an override then
+    changes the choice, and cannot add one."""
+    return group in OmegaConf.select(_composed(source, (), with_hydra=True), "hydra.runtime.choices")
+
+
 def apply(config: DictConfig, overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Apply overrides to a composed configuration like Hydra; return (the overrides of keys that do not exist, the
     other overrides that Hydra refuses with the reasons)."""
     refused = {override: why for override in overrides if (why := _refused(config, override))}
     unknown = tuple(override for override, why in refused.items() if why.startswith(_NO_SUCH_KEY))
     return unknown, {override: why for override, why in refused.items() if override not in unknown}
-
-
-def key_of(override: str) -> str:
-    """Return the key that an override changes, adds or removes."""
-    return override.lstrip("+~").partition("=")[0]
 
 
 def as_text(value: object) -> str:
@@ -133,15 +134,16 @@ def _refused(config: DictConfig, override: str) -> str | None:
     return None
 
 
-def _composed(source: Source, overrides: Sequence[str]) -> DictConfig:
+def _composed(source: Source, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
 
-    given = list(overrides[1:]) or "no overrides"
+    given = list(overrides) or "no overrides"
+    paths = f"hydra.searchpath=[{','.join(map(_as_file, source.paths))}]"
     try:
         with initialize_config_dir(str(source.folder), version_base=None):
-            return hydra_compose(source.name, overrides=list(overrides))
+            return hydra_compose(source.name, [paths, *overrides], return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException) as error:
         raise FuseError(f"{source.title} with {given}: {_one_line(error)}") from error
     except (TypeError, ValueError) as error:

@@ -3,6 +3,7 @@ Nothing of a file is run.
 
 Invariants (tests/unit/cli/test_check_command.py):
 - arguments behind `--script FILE --` are the script's own, or overrides where it passes none on;
+- a configuration that has a choice of the group `fuse` gets no second one;
 - a value that the script does not tell is left out where it is a number or a truth value, and verl's stands;
 - a key that this verl does not have ends nothing.
 """
@@ -16,10 +17,20 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.composition import Composed, Source, apply, as_text, check_syntax, composed, key_of, unreadable
+from verl_fuse.cli.composition import (
+    Composed,
+    Source,
+    apply,
+    as_text,
+    check_syntax,
+    chooses,
+    composed,
+    unreadable,
+)
 from verl_fuse.cli.shell import TRAINER, Launch, find_launch, launch_of, shown, told_end, untold
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import written
+from verl_fuse.feature import SWITCH
+from verl_fuse.spec.block import key_of, written
 from verl_fuse.spec.files import load, read_text
 from verl_fuse.spec.yaml_file import MOST_YAML_BYTES, parse_yaml
 
@@ -36,7 +47,8 @@ _BESIDE_VERL = ("defaults", "hydra", "fuse", "recipe")
 class Run:
     """A launched run: its configuration, the arguments as verl gets them, keys that this verl does not have, arguments
     that Hydra refuses with the reason, sentences on what was read, and what the script does not tell, with the keys
-    that it concerns; of a command the primary configuration, and Hydra's options that name it from any folder."""
+    that it concerns; whether it has a block `fuse` of its own; of a command the primary configuration, and Hydra's
+    options that name it from any folder."""
 
     config: DictConfig
     arguments: tuple[str, ...]
@@ -44,6 +56,7 @@ class Run:
     faulty: dict[str, str]
     notes: list[str] = field(default_factory=list)
     unset: dict[str, list[str]] | None = None
+    has_fuse: bool = False
     source: Source | None = None
     options: tuple[str, ...] = ()
 
@@ -76,9 +89,10 @@ def _composed(launch: Launch, script: Path | None) -> Run:
     faulty = unreadable(told)
     if told and len(faulty) == len(told):
         check_syntax(told)
-    source = _source(options, script, launch.trainer)
-    found = _with_fuse(source, [word for word in told if word not in faulty])
+    source = _source(options, script, launch)
+    found, has_fuse = _with_fuse(source, [word for word in told if word not in faulty])
     run = Run(found.config, tuple(words), list(map(key_of, found.unknown)), faulty | found.faulty, notes)
+    run.has_fuse = has_fuse
     run.source, run.options = source, tuple(_named(options, source))
     unset: dict[str, list[str]] = {}
     for word in words:
@@ -113,9 +127,15 @@ def _keys(config: DictConfig, key: str) -> list[str]:
     return [f"{parent}.{name}" if parent else str(name) for name in block] if isinstance(block, DictConfig) else []
 
 
-def _with_fuse(source: Source, overrides: Sequence[str]) -> Composed:
-    given = any(key_of(override) == "fuse" for override in overrides)
-    return composed(source, overrides if given else ["+fuse=default", *overrides])
+def _with_fuse(source: Source, overrides: Sequence[str]) -> tuple[Composed, bool]:
+    """Return (the configuration, with the block `fuse` in any case; whether it has the block of its own)."""
+    given = any(key_of(override) == "fuse" for override in overrides) or _chooses_fuse(source)
+    return composed(source, overrides if given else [SWITCH[0], *overrides]), given
+
+
+def _chooses_fuse(source: Source) -> bool:
+    """Tell whether a primary configuration has a choice of the group `fuse`; verl's own has none."""
+    return source.folder != _verl_folder() and chooses(source, "fuse")
 
 
 def _of_yaml(file: Path, arguments: Sequence[str]) -> Run:
@@ -129,14 +149,13 @@ def _of_yaml(file: Path, arguments: Sequence[str]) -> Run:
     if "defaults" in values:
         folder = file.resolve().parent
         source = Source(folder, file.stem, tuple(dict.fromkeys((*_paths(values), VERL_CONFIG))), str(file))
-        has_fuse = any("fuse" in str(each) for each in values["defaults"])
-        found = composed(source, words if has_fuse else ["+fuse=default", *words])
+        found, has_fuse = _with_fuse(source, words)
     else:
         merged = OmegaConf.create({key: value for key, value in values.items() if key not in ("hydra", "recipe")})
         engines = [f"model_engine={engine}"] if engine else []
-        found = _with_fuse(Source(verl.folder, CONFIG_NAME, (), str(file), merged), [*engines, *words])
+        found, has_fuse = _with_fuse(Source(verl.folder, CONFIG_NAME, (), str(file), merged), [*engines, *words])
     unknown = [*_unknown(values, base.config, ""), *(key_of(override) for override in found.unknown)]
-    return Run(found.config, tuple(words), unknown, found.faulty)
+    return Run(found.config, tuple(words), unknown, found.faulty, has_fuse=has_fuse)
 
 
 def _block(file: Path) -> dict[str, Any]:
@@ -208,28 +227,31 @@ def _named(options: Mapping[str, str], source: Source) -> Iterator[str]:
             yield from (name, str(Path(value).absolute()))
 
 
-def _source(options: Mapping[str, str], script: Path | None, trainer: str) -> Source:
+def _source(options: Mapping[str, str], script: Path | None, launch: Launch) -> Source:
     """Return the primary configuration that the options name: verl's own, or a file beside the script."""
     paths, names, directories = (
         [options[name] for name in group if name in options] for group in (_PATH, _NAME, _DIRECTORY)
     )
     name = names[0].removesuffix(".yaml") if names else CONFIG_NAME
     verl = _verl_folder()
-    if not paths and (verl / f"{name}.yaml").is_file():
+    # Hydra begins a relative path in the folder of main_ppo.
+    named = [verl.parent / path for path in paths if launch.is_verl_s and not untold(path)]
+    own = not paths or any(folder.resolve() == verl.resolve() for folder in named)
+    if own and (verl / f"{name}.yaml").is_file():
         return Source(verl, name, tuple(directories), TRAINER)
     here = [Path.cwd(), *(script.resolve().parents if script else ())]
     # What the script does not tell of a path is where the path begins.
     parts = Path(told_end(paths[0]).lstrip("/")).parts if paths else ()
     ends = [Path(*parts[index:]) for index in range(len(parts))] or [Path("config"), Path()]
     given = [Path(paths[0])] if paths and not untold(paths[0]) else []
-    for folder in [*given, *(folder / end for end in ends for folder in here)]:
+    for folder in [*named, *given, *(folder / end for end in ends for folder in here)]:
         if (file := folder / f"{name}.yaml").is_file():
             search = dict.fromkeys((*_paths(_block(file)), *directories, VERL_CONFIG))
             return Source(folder.resolve(), name, tuple(search), str(file))
     where = f" --config-path {shown(paths[0])}" if paths else ""
     raise FuseError(
-        f"{trainer}{where} --config-name {shown(name)}: {shown(name)}.yaml is neither of verl, nor there, nor beside "
-        "the script or here: it is needed for the values in it"
+        f"{launch.trainer}{where} --config-name {shown(name)}: {shown(name)}.yaml is neither of verl, nor there, nor "
+        "beside the script or here: it is needed for the values in it"
     )
 
 

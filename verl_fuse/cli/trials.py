@@ -4,13 +4,20 @@ Invariants (tests/unit/cli/test_trials.py):
 - a trial saves and validates nothing, and resumes nothing but a checkpoint that is named, in a folder of its own;
 - every ending but a signal to stop is an outcome; a failure has a reason;
 - the task is made before the first trial, and is in no trial's seconds;
-- rollouts are recorded by the first trial and replayed only where all its steps are there;
+- rollouts are recorded by the first trial and replayed only where all its steps are there; what recording took is in no
+  trial's seconds;
+- a trial that was to replay and generated is refused;
+- a folder of trials has one process that makes them;
 - no process of a trial is alive afterwards.
 """
 
+import fcntl
+import os
 import re
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +69,9 @@ _PEAK = "perf/max_memory_reserved_gb"
 LOGS_BYTES, TOKEN_BYTES = 256 * 2**20, 64
 # A reason is cut after so many characters.
 _LONGEST = 300
+# It has the process that makes the trials of a folder, which holds a lock on it.
+LOCK = "lock"
+_ELSEWHERE = f"${HOME_VARIABLE} names another folder"
 
 
 def folder_of(base: Base, home: Path) -> Path:
@@ -69,12 +79,39 @@ def folder_of(base: Base, home: Path) -> Path:
     return home / f"{base.name}-tune"
 
 
+@contextmanager
+def alone(base: Base, home: Path) -> Iterator[None]:
+    """Keep other processes from making trials in the folder of a base within the block; a FuseError names the one that
+    does. The lock ends with the process, however that ends."""
+    folder = folder_of(base, home)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("a+")
+    except OSError as error:
+        raise FuseError(f"{folder}: cannot be written to: {error.strerror}; {_ELSEWHERE}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            makes = f"verl-fuse tune makes trials there already (process {lock.read() or 'not known'})"
+            raise FuseError(f"{folder}: {makes}: wait until it has ended, or end it; {_ELSEWHERE}") from error
+        except OSError as error:
+            raise FuseError(f"{folder}: cannot be locked: {error.strerror}; {_ELSEWHERE}") from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield
+
+
 def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
     """Plan trial `number`; a FuseError lists what is wrong with its overrides."""
     folder, steps = folder_of(base, home), base.first_steps(WARM_UP + asked.steps)
-    # The first trial records a rollout of each step; of a replay's steps the later ones repeat the last.
+    # The first trial records a rollout of each step, but none whose groups are filtered and sampled anew; of a replay's
+    # steps the later ones repeat the last.
+    records = number == 1 and not OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable")
     rollouts = (
-        f"skip.rollout_tq.enable={written(asked.replayed or number == 1)}",
+        f"skip.rollout_tq.enable={written(asked.replayed or records)}",
         f"skip.rollout_tq.steps=[{','.join(map(str, steps))}]",
         f"skip.rollout_tq.action={'repeat' if asked.replayed else 'cache'}",
         f"skip.rollout_tq.dump_dir={as_text(folder / 'rollouts')}",
@@ -105,16 +142,12 @@ def check_disk(base: Base, home: Path, steps: int) -> None:
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     if (free := shutil.disk_usage(there).free) < needed:
         wants = f"trials need {needed / 2**20:.0f} for their logs and recorded rollouts"
-        raise FuseError(f"{there}: {free / 2**20:.0f} MiB are free, {wants}; ${HOME_VARIABLE} names another folder")
+        raise FuseError(f"{there}: {free / 2**20:.0f} MiB are free, {wants}; {_ELSEWHERE}")
 
 
 def has_recorded(base: Base, home: Path, steps: int) -> bool:
-    """Tell whether the first trial, of so many steps after warm-up, has recorded rollouts that can be replayed: those
-    of all its steps, without groups that are filtered and sampled anew."""
-    if OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable"):
-        return False
-    recorded = {file.parent.parent.name for file in _rollouts(base, home).glob("*/*/*/*/tq_batch.pt")}
-    return recorded == {*map(str, base.first_steps(WARM_UP + steps))}
+    """Tell whether the first trial, of so many steps after warm-up, has recorded the rollouts of all its steps."""
+    return {int(folder.name) for folder in _recorded(base, home)} == {*base.first_steps(WARM_UP + steps)}
 
 
 def forget_rollouts(base: Base, home: Path) -> None:
@@ -125,6 +158,26 @@ def forget_rollouts(base: Base, home: Path) -> None:
 
 def _rollouts(base: Base, home: Path) -> Path:
     return folder_of(base, home) / "rollouts"
+
+
+def _recorded(base: Base, home: Path) -> set[Path]:
+    """Return the folders of the steps whose rollouts are recorded: verl writes STEP/0/tq_batch.pt, below folders named
+    after the experiment and the project, whose names may have folders of their own."""
+    return {file.parent.parent for file in _rollouts(base, home).rglob("tq_batch.pt")}
+
+
+def recording_seconds(folder: Path) -> float:
+    """Return what the recording of a step's rollout took: verl makes `0` in the step's folder, reads the batch into it,
+    and writes meta.json last. Nothing else of the step goes on meanwhile."""
+    return (folder / "0" / "meta.json").stat().st_mtime - folder.stat().st_mtime
+
+
+def _without_recording(found: Outcome, base: Base, home: Path, steps: int) -> Outcome:
+    """Return the outcome of the first trial as if it had recorded nothing: other live trials do not."""
+    folders = {int(folder.name): folder for folder in _recorded(base, home)}
+    counted = base.first_steps(WARM_UP + steps)[WARM_UP:]
+    spent = (recording_seconds(folders[step]) if step in folders else 0.0 for step in counted)
+    return replace(found, seconds=tuple(each - less for each, less in zip(found.seconds, spent, strict=False)))
 
 
 def make_task(launch: PlannedRun) -> None:
@@ -143,10 +196,18 @@ def make_task(launch: PlannedRun) -> None:
 
 def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
     """Plan and make a trial, whose task is there; KeyboardInterrupt where it was told to stop."""
+    recorded = _recorded(base, home)
     try:
-        return outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
+        found = outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
     except FuseError as error:
         return Outcome("refused", reason=str(error))
+    # Where verl finds no recorded rollout it generates, and records that.
+    if asked.replayed and _recorded(base, home) != recorded:
+        forget_rollouts(base, home)
+        return Outcome(
+            "refused", reason=f"{_rollouts(base, home)}: verl found no recorded rollout there, and generated"
+        )
+    return _without_recording(found, base, home, asked.steps) if number == 1 else found
 
 
 def outcome(launch: PlannedRun, limit: float) -> Outcome:

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,13 +15,22 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from verl_fuse import plugins
 from verl_fuse.cli import interrupt, prose, trials
-from verl_fuse.cli.composition import key_of
+from verl_fuse.cli.check import PRESET
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
 from verl_fuse.cli.tables import print_table
-from verl_fuse.cli.tuned import Base, are_arguments, base_of_arguments, base_of_recipe, beginning_at
+from verl_fuse.cli.tuned import (
+    Base,
+    are_arguments,
+    base_of_arguments,
+    base_of_recipe,
+    beginning_at,
+    features_of,
+    switched_on,
+)
 from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
 from verl_fuse.errors import FuseError
@@ -28,6 +38,7 @@ from verl_fuse.feature import SWITCH
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.resumption import named_cluster
 from verl_fuse.host.switch import require_on
+from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import getter
 from verl_fuse.tune.answer import Answer, answer
 from verl_fuse.tune.search import Request, Search
@@ -39,6 +50,7 @@ app = typer.Typer(add_completion=False)
 # Minutes that two trials of a small model take.
 LEAST_BUDGET = 2.0
 _OF_FUSE = re.compile(r"[+~]*fuse\b")
+_NO_FEATURES = "trials begin in observe mode, without features: leave it out; --with-features tries those that pay"
 
 
 @app.command(
@@ -46,6 +58,7 @@ _OF_FUSE = re.compile(r"[+~]*fuse\b")
         "verl-fuse tune grpo-cpu --budget 15",
         "verl-fuse tune ppo-cpu actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 --steps 4 --json",
         "verl-fuse tune ppo-cpu --keys actor_rollout_ref.rollout.max_num_seqs --allow ends_resume",
+        "verl-fuse tune grpo-cpu --with-features --budget 30",
         "verl-fuse tune --budget 60 -- algorithm.adv_estimator=grpo data.train_files=train.parquet",
     )
 )
@@ -60,6 +73,9 @@ def tune(
         typer.Option(metavar="COST", help="Try also what cuts_mini_batches anew, or ends_resume (again for both)."),
     ] = None,
     keys: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Try this key alone (again for more).")] = None,
+    with_features: Annotated[
+        bool, typer.Option("--with-features", help="Try also the features that fuse.preset=fast would switch on.")
+    ] = False,
     steps: Annotated[
         int, typer.Option(min=2, help="Steps of a trial after one of warm-up; the finals take twice.")
     ] = 3,
@@ -84,10 +100,7 @@ def tune(
         if "ends_resume" in (allow or []):
             raise FuseError("--allow ends_resume: not with --checkpoint, which its values cannot read")
         base = beginning_at(base, checkpoint)
-    first = check_request(base, budget, keys or [], allow or [], steps)
-    if first.prepare is not None:
-        say("the task is made, if it is not there yet")
-        trials.make_task(first)
+    first = check_request(base, budget, keys or [], allow or [], steps, with_features)
 
     def trial(asked: Request) -> Outcome:
         number = len(search.trials) + 1
@@ -99,26 +112,32 @@ def tune(
 
     @cache
     def candidates(changes: Overrides):
-        return wanted(base.compose(changes), keys or [], allow or [])
+        features = features_of(base, changes) if with_features else ()
+        return (*wanted(base.compose(changes), keys or [], allow or []), *features)
 
-    search = Search(
-        candidates,
-        trial,
-        steps=steps,
-        budget=60 * budget,
-        replays=lambda: trials.has_recorded(base, home, steps),
-    )
-    trials.forget_rollouts(base, home)
-    try:
-        search.run()
-    finally:
+    with trials.alone(base, home):
+        if first.prepare is not None:
+            say("the task is made, if it is not there yet")
+            trials.make_task(first)
+        search = Search(
+            candidates,
+            trial,
+            steps=steps,
+            budget=60 * budget,
+            replays=lambda: trials.has_recorded(base, home, steps),
+        )
         trials.forget_rollouts(base, home)
+        try:
+            search.run()
+        finally:
+            trials.forget_rollouts(base, home)
     if not search.trials:
         raise typer.Exit(interrupt.CODE)
     if not search.trials[0].measured:
         say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {trials.folder_of(base, home)}/trial-01)")
         raise typer.Exit(1)
     found, minutes = answer(search.trials, interrupted=search.interrupted), (time.monotonic() - begun) / 60
+    found = replace(found, overrides=switched_on(base, found.overrides))
     if len(search.trials) == 1 and not search.interrupted:
         took = search.trials[0].took / 60
         say(f"--budget {budget:g} has no room for a second trial: the base's took {took:.1f} minutes")
@@ -132,21 +151,29 @@ def _base(name: str, overrides: list[str]) -> Base:
     """Return the base that the command line names; features are refused."""
     words = [name, *overrides]
     if features := [word for word in words if _OF_FUSE.match(word) and word != SWITCH[0]]:
-        needs = "trials are in observe mode, which has no features: leave it out"
-        raise FuseError(*(f"{word}: {needs}" for word in features))
+        raise FuseError(*(f"{word}: {_NO_FEATURES}" for word in features))
     return base_of_arguments(words) if are_arguments(words) else base_of_recipe(find_recipe(name), overrides)
 
 
-def check_request(base: Base, budget: float, keys: Sequence[str], allow: Sequence[str], steps: int) -> PlannedRun:
+def check_request(
+    base: Base, budget: float, keys: Sequence[str], allow: Sequence[str], steps: int, with_features: bool = False
+) -> PlannedRun:
     """Return the base's trial as planned. What cannot be served is refused before anything starts, by a FuseError that
     names it and what is allowed."""
     if not LEAST_BUDGET <= budget < math.inf:
         raise FuseError(f"--budget {budget:g}: needs {LEAST_BUDGET:g} minutes at least, for two trials")
     config = base.compose(())
+    switches = [f"fuse.{feature.switch}" for feature in plugins.features(plugins.load()).values()]
+    if on := [switch for switch in switches if getter(config)(switch)]:
+        raise FuseError(*(f"{switch}=true: {_NO_FEATURES}" for switch in on))
     # The trainer of a cluster has neither the variables of a trial nor, it may be, its disk.
     if cluster := named_cluster(getter(config)):
         raise FuseError(f"{cluster}: trials need a Ray of their own: leave it out, or RAY_ADDRESS=local")
-    check(config, keys, allow)
+    chosen = features_of(base, ()) if with_features else ()
+    check(config, keys, allow, chosen)
+    if with_features and not chosen:
+        why = "verl-fuse check says why, and what would unlock more"
+        raise FuseError(f"--with-features: fuse.preset={PRESET} switches nothing on in this run: {why}")
     trials.check_disk(base, home_from(os.environ), steps)
     return trials.planned(base, home_from(os.environ), 1, Request((), steps, math.inf))
 

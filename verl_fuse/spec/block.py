@@ -60,6 +60,11 @@ def written(value: Any) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
+def key_of(override: str) -> str:
+    """Return the key that an override (KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY) changes, adds or removes."""
+    return override.lstrip("+~").partition("=")[0]
+
+
 def quoted(value: Any) -> str:
     """Return a faulty value for a message: as `written`, text in quotes."""
     return repr(value) if isinstance(value, str) else written(value)

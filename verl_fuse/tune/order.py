@@ -1,8 +1,8 @@
 """In which order changes are tried: the settings with the most to gain first, and of each the best guess first.
 
 Invariants (tests/unit/tune/test_order.py):
-- every pattern stands for a key of the table; a guess is one of the values, other than the current one, and no value is
-  guessed twice;
+- every pattern stands for a key of the table, or for switches of features; a guess is one of the values, other than the
+  current one, and no value is guessed twice;
 - values that a setting's entry expects to be faster come first, those that it expects to be slower last, whatever the
   setting; between them come values of which nothing is expected;
 - keys of one pattern, such as the budgets of all passes, are changed together before one of them alone.
@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias, TypeGuard
 
 from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT
 from verl_fuse.tune.candidates import Candidate
-from verl_fuse.tune.setting import Value
+from verl_fuse.tune.setting import FEATURES, Value
 
 # Of sizes: the largest first; the next larger or smaller one first; the nearest first, with nothing expected. Of other
 # values: a tuple of the one that is faster, as far as is known; an empty one where nothing is expected.
@@ -38,6 +38,7 @@ ORDER: tuple[Expected, ...] = (
     Expected("*max_token_len_per_gpu", "largest", "each micro-batch reads all weights anew; fewer are faster"),
     Expected("*micro_batch_size_per_gpu", "largest", "as budgets of tokens"),
     Expected("*use_dynamic_bsz", (True,), "with rows of many lengths most of a padded micro-batch is padding"),
+    Expected(f"{FEATURES}*", (True,), "those that the preset chooses, first together"),
     Expected(f"{ROLLOUT}.max_num_seqs", "largest", "requests that wait for a place begin when others have ended"),
     Expected("*.enable_gradient_checkpointing", (False,), "computes the forward pass twice"),
     Expected("*_offload", (False,), "copies all weights between host and device, twice a step"),

@@ -6,7 +6,7 @@ Invariants (tests/unit/tune/test_tune_search.py):
 - a change is kept only where its trial can be told from one of the best so far; a gain in doubt is measured again with
   more steps, after the good guesses and before all others;
 - no change is tried twice before the finals but one in doubt, and no key goes back to a value that it had;
-- where replays are possible, changes of the trained side alone are compared by replayed steps, all others by live ones;
+- while replays are possible, changes of the trained side alone are compared by replayed steps, all others by live ones;
 - a trial that fails is a result; after one that was out of memory the next value of the same keys comes first;
 - a trial is only started where the longest one so far fits into what is left beside the finals;
 - Ctrl-C ends the search, not what is known.
@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from verl_fuse.spec.block import key_of
 from verl_fuse.tune.candidates import Candidate
 from verl_fuse.tune.order import BETTER, WORSE, Change, changes, guesses
 from verl_fuse.tune.pairs import between, fastest, gains, paired, sure
 from verl_fuse.tune.table import on_trained_side
-from verl_fuse.tune.trial import Outcome, Overrides, Trial, key_of, merged, same
+from verl_fuse.tune.trial import Outcome, Overrides, Trial, merged, same
 
 # A trial that takes so often the base's time, and so many seconds more, hangs.
 PATIENCE, FLOOR = 3.0, 60.0
@@ -43,7 +44,8 @@ class Request:
 
 class Search:
     """`candidates` returns what may be tried beside overrides of the base, `trial` makes one; `replays` tells after the
-    first one whether its rollouts can be replayed. `budget` and `clock` are in seconds."""
+    first one whether its rollouts can be replayed, and is asked again before each change. `budget` and `clock` are in
+    seconds."""
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class Search:
         doubtful: list[tuple[float, Change]] = []
         reserve = self._reserve()
         while True:
+            self._replays = self._replays and self._can_replay()
             change, steps = self._next(), self._steps
             if doubtful and (change is None or change.hope != BETTER or self._times(change)):
                 # The largest gain first.

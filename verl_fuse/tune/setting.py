@@ -6,7 +6,9 @@ from typing import Any, Literal, TypeAlias
 
 from verl_fuse.spec.composed import Get
 
-Role: TypeAlias = Literal["actor", "reference", "rollout", "critic", "reward"]
+# Keys of verl-fuse's features begin so.
+FEATURES = "fuse."
+Role: TypeAlias = Literal["actor", "reference", "rollout", "critic", "reward", "feature"]
 Value: TypeAlias = int | float | bool | str | list[Any] | None
 # What a run must have beside the role: a mixture of experts, adapters (LoRA), an accelerator.
 Wants: TypeAlias = Literal["experts", "adapters", "accelerator"]

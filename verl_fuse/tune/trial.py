@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from verl_fuse.spec.block import key_of
+
 Kind: TypeAlias = Literal["measured", "out_of_memory", "crashed", "hung", "refused"]
 Overrides: TypeAlias = tuple[str, ...]
 
@@ -52,7 +54,3 @@ def merged(first: Overrides, then: Overrides) -> Overrides:
         mark = "++" if found.get(key_of(override), "").startswith("++") else ""
         found[key_of(override)] = mark + override.removeprefix(mark)
     return tuple(found.values())
-
-
-def key_of(override: str) -> str:
-    return override.lstrip("+").partition("=")[0]

@@ -15,7 +15,7 @@ from verl_fuse.spec.block import nearest, written
 from verl_fuse.spec.composed import getter, is_legacy
 from verl_fuse.tune.candidates import Candidate, candidates, not_tried
 from verl_fuse.tune.rules import BUDGET
-from verl_fuse.tune.setting import Setting
+from verl_fuse.tune.setting import FEATURES, Setting
 from verl_fuse.tune.table import BY_KEY, setting_of
 
 # Columns of the table whose settings are tried on request.
@@ -29,16 +29,21 @@ def wanted(config: DictConfig, keys: Collection[str], allow: Collection[str]) ->
     return tuple(each for each in found if (not keys or each.setting.key in keys) and not _costs(each.setting, allow))
 
 
-def check(config: DictConfig, keys: Collection[str], allow: Collection[str]) -> None:
-    """Refuse what cannot be served; a FuseError names every value and what is allowed."""
+def check(
+    config: DictConfig, keys: Collection[str], allow: Collection[str], others: Collection[Candidate] = ()
+) -> None:
+    """Refuse what cannot be served; a FuseError names every value and what is allowed. `others` are tried as well."""
     if problems := [*_problems(config, keys, allow)]:
         raise FuseError(*problems)
-    if not wanted(config, keys, allow):
+    if not others and not wanted(config, keys, allow):
         raise FuseError("no setting of the table has another value to try in this configuration")
 
 
 def columns(key: str) -> tuple[str, ...]:
-    """Return what other values of a key cost: the columns that are true of its setting."""
+    """Return what other values of a key cost: the columns that are true of its setting. A feature leaves mini-batches
+    and checkpoints as they are."""
+    if key.startswith(FEATURES):
+        return ("rounds",)
     setting = setting_of(key)
     return () if setting is None else tuple(column for column in COLUMNS if getattr(setting, column))
 

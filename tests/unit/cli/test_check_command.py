@@ -320,6 +320,14 @@ def test_yaml_is_composed_or_merged_into_verl_s(found, tmp_path: Path):
         assert found("--script", whole)["unknown"] == unknown
 
 
+def test_a_choice_of_fuse_in_a_configuration_is_not_pasted_again(found, tmp_path: Path):
+    mine = tmp_path / "mine.yaml"
+    start = "hydra: {searchpath: ['pkg://verl.trainer.config']}\ndefaults: [ppo_trainer, fuse: default, _self_]\n"
+    mine.write_text(start)
+    for given in (("--script", mine, "--"), ("--", "--config-path", tmp_path, "--config-name", "mine")):
+        assert found(*given, *COMMON)["paste"] == PASTE[1:]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [

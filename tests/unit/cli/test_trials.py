@@ -212,17 +212,62 @@ def test_rollouts_are_replayed_only_where_all_steps_were_recorded_in_this_search
         folder.mkdir(parents=True)
         (folder / "tq_batch.pt").touch()
     assert has_recorded(base, home, 2)
-    # Groups that are filtered are sampled again until there are enough.
-    filtered = base_of_recipe(find_recipe("grpo-cpu"), ("algorithm.filter_groups.enable=true",))
-    assert not has_recorded(filtered, home, 2)
     forget_rollouts(base, home)
     assert not has_recorded(base, home, 2)
     assert list((home / "grpo-cpu-tune").iterdir()) == []
 
 
+def test_groups_that_are_filtered_and_sampled_anew_are_not_recorded(home):
+    base = base_of_recipe(find_recipe("grpo-cpu"), ("algorithm.filter_groups.enable=true",))
+    assert not planned(base, home, 1, asked()).config.skip.rollout_tq.enable
+
+
+def test_what_recording_took_is_in_no_seconds_of_the_first_trial(home, monkeypatch):
+    base = base_of_recipe(find_recipe("grpo-cpu"), ())
+
+    def outcome(launch: PlannedRun, limit: float) -> Outcome:
+        # The step of warm-up, and a second one; the third was not recorded.
+        for step, seconds in ((1, 5.0), (2, 0.75)):
+            folder = home / f"grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/{step}/0"
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, end in (("tq_batch.pt", seconds / 2), ("meta.json", seconds)):
+                (folder / name).touch()
+                os.utime(folder / name, (100.0 + end, 100.0 + end))
+            os.utime(folder.parent, (100.0, 100.0))
+        return Outcome("measured", (2.0, 3.0))
+
+    monkeypatch.setattr(trials, "outcome", outcome)
+    assert made(base, home, 1, asked(steps=2)).seconds == (1.25, 3.0)
+    # Another live trial records nothing.
+    assert made(base, home, 2, asked(steps=2)).seconds == (2.0, 3.0)
+
+
+def test_a_replay_that_finds_no_rollout_and_generates_is_refused(home, monkeypatch):
+    base, records = base_of_recipe(find_recipe("grpo-cpu"), ()), False
+
+    def outcome(launch: PlannedRun, limit: float) -> Outcome:
+        for step in (1, 2, 3) if records else ():
+            folder = home / f"grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/{step}/0"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "tq_batch.pt").touch()
+            (folder / "meta.json").touch()
+        return Outcome("measured", (2.0, 3.0))
+
+    monkeypatch.setattr(trials, "outcome", outcome)
+    assert made(base, home, 2, asked(steps=2, replayed=True)).kind == "measured"
+    records = True
+    found = made(base, home, 3, asked(steps=2, replayed=True))
+    assert found.kind == "refused"
+    assert found.reason == f"{home}/grpo-cpu-tune/rollouts: verl found no recorded rollout there, and generated"
+    # What it recorded is not the base's.
+    assert not has_recorded(base, home, 2)
+
+
 def test_no_trial_makes_the_task_again(home, monkeypatch):
     launches = []
-    monkeypatch.setattr(trials, "outcome", lambda launch, limit: launches.append(launch))
+    monkeypatch.setattr(
+        trials, "outcome", lambda launch, limit: launches.append(launch) or Outcome("crashed", reason="so")
+    )
     # The second recipe has no task, and no key for one.
     for name, makes in (("grpo-cpu", True), ("grpo-gsm8k-8gpu", False)):
         base = base_of_recipe(find_recipe(name), ())

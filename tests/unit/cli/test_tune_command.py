@@ -1,7 +1,9 @@
 """`verl-fuse tune`: what it refuses, prints and returns, with functions in place of runs."""
 
+import fcntl
 import itertools
 import json
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -69,8 +71,8 @@ BASE = (f"{SEQS}=8", "--keys", SEQS)
         (("--keys", f"{ACTOR}.strategy"), f"--keys {ACTOR}.strategy: needs --allow ends_resume"),
         (("--allow", "ends_resum"), "--allow ends_resum (did you mean 'ends_resume'?)"),
         (("trainer.v1.trainer_mode=separate_async",), "trainer.v1.trainer_mode=separate_async: needs fuse or sync"),
-        (("fuse.interstage.enabled=true",), "fuse.interstage.enabled=true: trials are in observe mode"),
-        (("~fuse",), "~fuse: trials are in observe mode"),
+        (("fuse.interstage.enabled=true",), "fuse.interstage.enabled=true: trials begin in observe mode"),
+        (("~fuse",), "~fuse: trials begin in observe mode"),
         (("data.trian_files=x",), "there is no key data.trian_files"),
         (("--steps", "1"), "--steps"),
         (("--checkpoint", "nowhere"), "--checkpoint nowhere: needs a folder global_step_N"),
@@ -106,6 +108,28 @@ def test_a_disk_without_room_is_refused_before_anything_starts(tuned, home: Path
     assert list(home.iterdir()) == []
     monkeypatch.setattr(trials.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 2**40, 261 * 2**20))
     assert tuned(by_requests, *BASE)[0] == 0
+
+
+def test_a_folder_in_which_another_search_makes_trials_is_refused(tuned, home: Path):
+    folder = home / "grpo-cpu-tune"
+    folder.mkdir()
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("4711 on elsewhere")
+        lock.flush()
+        code, out, err = tuned(never, *BASE)
+    assert (code, out) == (2, "")
+    assert f"{folder}: verl-fuse tune makes trials there already (process 4711 on elsewhere): wait until it has" in err
+    assert "or end it; $VERL_FUSE_HOME names another folder" in err
+    # The lock has ended with its process, whose number is still in the file.
+    during = []
+
+    def looks(overrides: tuple[str, ...]) -> Outcome:
+        during.append((folder / "lock").read_text().split()[0])
+        return by_requests(overrides)
+
+    assert tuned(looks, *BASE)[0] == 0
+    assert set(during) == {str(os.getpid())}
 
 
 def test_a_base_whose_budget_is_below_the_longest_sequence_is_refused(tuned):
@@ -147,7 +171,7 @@ def test_a_run_of_one_s_own_is_tuned_by_its_arguments(tuned):
             (*OWN, "trainer.v1.trainer_mode=colocate_async"),
             "trainer.v1.trainer_mode=colocate_async: needs fuse or sync",
         ),
-        ((*OWN, "fuse.preset=fast"), "fuse.preset=fast: trials are in observe mode"),
+        ((*OWN, "fuse.preset=fast"), "fuse.preset=fast: trials begin in observe mode"),
         ((*OWN, "data.trian_files=x"), "there is no key data.trian_files"),
         (OWN[:2], f"{ACTOR}.ppo_micro_batch_size_per_gpu=null: needs a whole number"),
     ],
@@ -157,6 +181,62 @@ def test_arguments_that_cannot_be_served_are_refused_before_anything_starts(tune
     assert (code, out) == (2, "")
     assert said in err
     assert list(home.iterdir()) == []
+
+
+MINE = "hydra: {searchpath: ['pkg://verl.trainer.config']}\ndefaults: [ppo_trainer, fuse: streaming, _self_]\n"
+
+
+def test_features_of_a_configuration_of_one_s_own_are_off_or_refused(tuned, home: Path):
+    (home / "mine.yaml").write_text(MINE)
+    words = (SEQS, "--", "--config-path", str(home), "--config-name", "mine", *OWN)
+    code, _, err = tuned(by_requests, *words, name="--keys")
+    assert code == 0, err
+    (home / "mine.yaml").write_text(f"{MINE}fuse: {{interstage: {{enabled: true}}}}\n")
+    code, _, err = tuned(never, *words, name="--keys")
+    assert code == 2
+    assert "fuse.interstage.enabled=true: trials begin in observe mode, without features: leave it out" in err
+
+
+UPDATE = "actor_rollout_ref.actor.use_kl_loss=false"
+# What the preset switches on for grpo-cpu without a KL loss, and what it sets beside.
+INTERSTAGE, ZERO = "fuse.interstage.enabled=true", "fuse.update.skip_zero_gradient=true"
+
+
+def test_features_that_the_preset_chooses_are_tried_together_and_one_by_one(tuned):
+    tried = []
+
+    def faster(overrides: tuple[str, ...]) -> Outcome:
+        tried.append(overrides)
+        return FAST if ZERO in overrides else SLOW
+
+    code, out, err = tuned(faster, *BASE, UPDATE, "--with-features", "--json")
+    assert code == 0, err
+    assert tried[0] == ()
+    together = tried[1]
+    assert {ZERO, "fuse.update.metrics=computed"} < set(together)
+    assert all(each.startswith("fuse.") for each in together)
+    found = json.loads(out)["best"]["overrides"]
+    # As the recipe is, and as its trials were.
+    assert found == ["fuse=default", *together]
+
+
+def test_a_set_with_features_switches_verl_fuse_on_in_a_run_of_stock_verl(tuned):
+    words = (SEQS, "--with-features", "--", *OWN, "trainer.n_gpus_per_node=8")
+    code, out, err = tuned(lambda overrides: FAST if overrides else SLOW, *words, name="--keys")
+    assert code == 0, err
+    pasted = out.partition("Overrides to paste:\n")[2].split()
+    assert pasted[:3:2] == ["+fuse=default", "trainer.v1.trainer_mode=fuse"]
+    assert any(line.startswith("fuse.") for line in pasted)
+    assert "rounds" in out
+
+
+def test_with_features_is_refused_where_the_preset_chooses_none(tuned):
+    # Nothing pays where each prompt has one sample of a model with a KL loss, on one replica.
+    one = (f"{ROLLOUT}.name=sglang", "trainer.n_gpus_per_node=1", f"{ROLLOUT}.tensor_model_parallel_size=1")
+    alone = (f"{ACTOR}.use_kl_loss=true", "actor_rollout_ref.model.use_fused_kernels=true", f"{ACTOR}.shuffle=true")
+    code, _, err = tuned(never, SEQS, "--with-features", "--", *OWN[1:], *one, *alone, name="--keys")
+    assert code == 2
+    assert "--with-features: fuse.preset=fast switches nothing on in this run: verl-fuse check says why" in err
 
 
 def test_json_is_one_object_on_stdout(tuned, documented_keys):

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from verl_fuse.cli import trials
 from verl_fuse.cli.recipes import find_recipe
-from verl_fuse.cli.tuned import are_arguments, base_of_arguments, base_of_recipe, beginning_at
+from verl_fuse.cli.tuned import are_arguments, base_of_arguments, base_of_recipe, beginning_at, features_of
 from verl_fuse.errors import FuseError
 from verl_fuse.tune.search import Request
 
@@ -65,6 +65,51 @@ def test_a_configuration_of_one_s_own_is_named_from_any_folder(home: Path, monke
     launch = trials.planned(base, home, 1, Request((), 3, 60.0))
     assert (launch.config.data.seed, launch.config.data.train_batch_size) == (5, 1024)
     assert list(launch.command)[3:7] == ["--config-path", str(home.resolve()), "--config-name", "mine"]
+
+
+def test_a_path_without_a_root_begins_in_the_folder_of_main_ppo(home: Path, monkeypatch):
+    # Another file of that name is no argument's.
+    (home / "config").mkdir()
+    (home / "config" / "ppo_trainer.yaml").write_text("data: {seed: 5}\n")
+    monkeypatch.chdir(home)
+    for path in ("config", "./config"):
+        base = base_of_arguments(["--config-path", path, "--config-name", "ppo_trainer", *WORDS])
+        launch = trials.planned(base, home, 1, Request((), 3, 60.0))
+        assert launch.config.data.train_batch_size == 1024
+        command = list(launch.command)
+        folder = Path(command[command.index("--config-path") + 1])
+        assert folder.is_absolute()
+        assert folder.parts[-3:] == ("verl", "trainer", "config")
+
+
+@pytest.mark.parametrize("fuse", ["default", "streaming"])
+def test_a_configuration_with_a_choice_of_fuse_gets_no_second_one(home: Path, fuse: str):
+    path, chosen = "hydra: {searchpath: ['pkg://verl.trainer.config']}\n", f"[ppo_trainer, fuse: {fuse}, _self_]"
+    (home / "mine.yaml").write_text(f"{path}defaults: {chosen}\n")
+    # Hydra reads a search path in the primary configuration alone.
+    (home / "common.yaml").write_text(f"defaults: {chosen}\n")
+    (home / "above.yaml").write_text(f"{path}defaults: [common, _self_]\n")
+    for name in ("mine", "above"):
+        base = base_of_arguments(["--config-path", str(home), "--config-name", name, *WORDS])
+        launch = trials.planned(base, home, 1, Request((), 3, 60.0))
+        assert "fuse=default" in launch.command
+        assert "+fuse=default" not in launch.command
+        assert (launch.config.fuse.preset, launch.config.fuse.interstage.enabled) == ("observe", False)
+
+
+def test_features_of_the_preset_are_candidates_whose_trial_has_them_on(home: Path):
+    base = base_of_arguments([*WORDS, "actor_rollout_ref.rollout.name=vllm"])
+    found = features_of(base, ())
+    keys = [each.setting.key for each in found]
+    assert {"fuse.interstage.enabled", "fuse.update.skip_zero_gradient"} <= {*keys}
+    overrides = tuple(dict.fromkeys(override for each in found for override in each.overrides(True)))
+    fuse = OmegaConf.to_container(trials.planned(base, home, 2, Request(overrides, 3, 60.0)).config.fuse)
+    assert (fuse["preset"], fuse["interstage"]["enabled"]) == ("observe", True)
+    assert (fuse["update"]["skip_zero_gradient"], fuse["update"]["metrics"]) == (True, "computed")
+    # What is on is no candidate any more; what another value of verl's leaves nothing to do is none either.
+    assert features_of(base, overrides) == ()
+    with_loss = features_of(base, (f"{ACTOR}.use_kl_loss=true",))
+    assert "fuse.update.skip_zero_gradient" not in [each.setting.key for each in with_loss]
 
 
 @pytest.mark.parametrize(

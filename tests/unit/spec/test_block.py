@@ -4,7 +4,7 @@ from typing import Literal
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import COUNTS_ALWAYS, bounded, idle_while, read_block, without_effect
+from verl_fuse.spec.block import COUNTS_ALWAYS, bounded, idle_while, key_of, read_block, without_effect
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Device:
     memory: float
     price: float = 0.0
     links: list[int] = field(default_factory=list)
+
+
+def test_an_override_names_its_key_however_it_changes_it():
+    for override in ("a.b=1", "+a.b=1", "++a.b=x=y", "~a.b", "~a.b=1"):
+        assert key_of(override) == "a.b"
 
 
 @pytest.mark.parametrize("data", [None, {}, {"price": 1.0}])

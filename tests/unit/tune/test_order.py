@@ -7,13 +7,15 @@ from tuned_run import ACTOR, REFERENCE, ROLLOUT, run
 
 from verl_fuse.tune.candidates import candidates
 from verl_fuse.tune.order import BETTER, ORDER, UNKNOWN, WORSE, changes, guesses, rank
+from verl_fuse.tune.setting import FEATURES
 from verl_fuse.tune.table import TABLE
 
 
 @pytest.mark.parametrize("place", range(len(ORDER)), ids=[each.pattern for each in ORDER])
 def test_every_pattern_stands_first_for_a_key_of_the_table_and_has_a_reason(place: int):
-    assert any(fnmatchcase(setting.key, ORDER[place].pattern) for setting in TABLE)
-    assert place in {rank(setting.key) for setting in TABLE}
+    keys = [*(setting.key for setting in TABLE), f"{FEATURES}interstage.enabled"]
+    assert any(fnmatchcase(key, ORDER[place].pattern) for key in keys)
+    assert place in {*map(rank, keys)}
     assert ORDER[place].reason
 
 

@@ -10,9 +10,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from tuned_run import ACTOR, ROLLOUT, run
 
+from verl_fuse.spec.block import key_of
 from verl_fuse.tune.answer import answer
 from verl_fuse.tune.search import Request, Search
-from verl_fuse.tune.trial import Outcome, Overrides, key_of
+from verl_fuse.tune.trial import Outcome, Overrides
 from verl_fuse.tune.wanted import wanted
 
 PACKED, BUDGET, SIZE = (

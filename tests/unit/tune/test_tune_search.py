@@ -53,7 +53,7 @@ def search(
     base: dict | None = None,
     budget: float = 3600.0,
     steps: int = 3,
-    replays: bool = False,
+    replays: Callable[[], bool] = lambda: False,
 ) -> tuple[Search, list[Overrides]]:
     """Return the search from a run with few requests at once, and the overrides of its trials."""
 
@@ -65,9 +65,7 @@ def search(
             OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
         return wanted(config, keys, ())
 
-    found = Search(
-        candidates, machine.trial, steps=steps, budget=budget, replays=lambda: replays, clock=lambda: machine.now
-    )
+    found = Search(candidates, machine.trial, steps=steps, budget=budget, replays=replays, clock=lambda: machine.now)
     found.run()
     return found, [trial.overrides for trial in found.trials]
 
@@ -193,7 +191,7 @@ def modes(found: Search) -> list[tuple[Overrides, bool]]:
 def test_the_trained_side_is_compared_by_replays_and_the_rollout_live():
     factors = {f"{BUDGET}=8016": 0.5, f"{SEQS}=32": 0.5, f"{PADDING}=true": 0.5}
     base = {BUDGET: 501, PADDING: False}
-    found, made = search(Machine(factors), BUDGET, SEQS, PADDING, base=base, replays=True)
+    found, made = search(Machine(factors), BUDGET, SEQS, PADDING, base=base, replays=lambda: True)
     budget, requests, padding = (f"{BUDGET}=8016",), (f"{SEQS}=32",), (f"{PADDING}=true",)
     assert modes(found)[:7] == [
         ((), False),
@@ -218,10 +216,31 @@ def test_without_replays_all_trials_are_live():
 
 def test_where_the_base_s_own_replay_fails_trials_are_live():
     found, _ = search(
-        Machine({f"{BUDGET}=8016": 0.5}, {"replayed": "crashed"}), BUDGET, base={BUDGET: 501}, replays=True
+        Machine({f"{BUDGET}=8016": 0.5}, {"replayed": "crashed"}), BUDGET, base={BUDGET: 501}, replays=lambda: True
     )
     assert modes(found)[:3] == [((), False), ((), True), ((f"{BUDGET}=8016",), False)]
     assert found.trials[-1].turn == 2
+
+
+def test_after_recorded_rollouts_are_gone_trials_are_live():
+    machine = Machine({f"{BUDGET}=8016": 0.5})
+    made, recorded = machine.trial, [True]
+
+    def trial(asked: Request) -> Outcome:
+        if not asked.replayed or not asked.overrides:
+            return made(asked)
+        recorded.clear()
+        return Outcome("refused", reason="so")
+
+    machine.trial = trial
+    found, _ = search(machine, BUDGET, SEQS, base={BUDGET: 501}, replays=lambda: bool(recorded))
+    assert modes(found)[:5] == [
+        ((), False),
+        ((), True),
+        ((f"{BUDGET}=8016",), True),
+        ((f"{SEQS}=32",), False),
+        ((f"{BUDGET}=4008",), False),
+    ]
 
 
 def test_what_was_kept_by_replays_and_fails_live_is_given_up():
@@ -230,7 +249,7 @@ def test_what_was_kept_by_replays_and_fails_live_is_given_up():
     machine.trial = lambda asked: (
         made(asked) if asked.replayed or not asked.overrides else Outcome("out_of_memory", reason="so")
     )
-    found, _ = search(machine, BUDGET, SEQS, base={BUDGET: 501}, replays=True)
+    found, _ = search(machine, BUDGET, SEQS, base={BUDGET: 501}, replays=lambda: True)
     assert modes(found)[2:5] == [((f"{BUDGET}=8016",), True), ((f"{BUDGET}=8016",), False), ((f"{SEQS}=32",), False)]
 
 
