@@ -8,6 +8,7 @@ import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -22,9 +23,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(SUPPORT))
     from counting_engine import CountingManager
+    from ray.exceptions import ActorUnavailableError
     from verl.checkpoint_engine.base import CheckpointEngineManager
 
     from verl_fuse.host.record.spans import Recorder, start_collector
+    from verl_fuse.host.rollout import client as rollout_client
     from verl_fuse.host.rollout import prompts
     from verl_fuse.host.rollout.client import FuseLLMServerClient
     from verl_fuse.host.rollout.lengths import LengthTotals
@@ -343,6 +346,26 @@ def test_requests_of_a_dead_engine_start_again_elsewhere(manager, spans):
     assert {span.track for span in failed} == {"replica 1"}
     assert len(failed) == 2
     assert [view.routed for view in replicas.views()] == [True, False, True]
+
+
+def test_a_request_whose_server_is_out_of_reach_for_a_while_is_sent_again(manager, monkeypatch, caplog):
+    lost = [2]
+
+    class Lossy(FuseLLMServerClient):
+        async def _attempt(self, *args: Any) -> Any:
+            output = await super()._attempt(*args)
+            if lost[0]:
+                lost[0] -= 1
+                raise ActorUnavailableError("the connection is lost", None)
+            return output
+
+    monkeypatch.setattr(rollout_client, "OUT_OF_REACH", 0.1)
+    lossy = Lossy(CONFIG, manager.global_load_balancer)
+    outputs = asyncio.run(generate(lossy, 4))
+    assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(4)]
+    assert [output.stop_reason for output in outputs] == ["completed"] * 4
+    assert caplog.text.count("is out of reach") == 2
+    assert all(view.routed for view in replicas_of(manager).views())
 
 
 def test_a_request_that_moved_keeps_its_tokens_when_the_survivor_of_another_dies(manager):

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 # generate() acquires its server inside verl's code, in the same task: a context variable carries the choice out.
 UNKNOWN = "unknown"
+# Seconds after which a server that was out of reach is asked again.
+OUT_OF_REACH = 1.0
 _server: ContextVar[str] = ContextVar("verl_fuse_server", default=UNKNOWN)
 # This variable says inside generate() whether the request that is about to be sent can move.
 _stuck: ContextVar[bool] = ContextVar("verl_fuse_stuck", default=False)
@@ -104,6 +106,14 @@ class FuseLLMServerClient(LLMServerClient):
         while True:
             try:
                 output = await self._attempt(request_id, [*prompt_ids, *tokens], wanted, len(tokens), source, kwargs)
+            except ActorUnavailableError as error:
+                # Ray says so of a server whose node is gone, too, until it knows of that: the next attempt meets a dead
+                # server, or one that can be reached again. Each attempt is a request of its own to the engine.
+                if _server.get() == UNKNOWN:
+                    raise
+                self._log_out_of_reach(request_id, error)
+                await asyncio.sleep(OUT_OF_REACH)
+                continue
             except RayError as error:
                 if _server.get() == UNKNOWN or not is_death(error):
                     raise
@@ -126,6 +136,12 @@ class FuseLLMServerClient(LLMServerClient):
             tokens += output.token_ids
             wanted = remaining_params(sampling_params, budget, len(tokens))
             source = self._replicas.get(_server.get())
+
+    def _log_out_of_reach(self, request_id: Any, error: RayError) -> None:
+        logger.warning(
+            "request %s is sent again: replica %s is out of reach: %s",
+            request_id, self._replicas.get(_server.get(), _server.get()), first_line(error),
+        )  # fmt: skip
 
     def _log_restart(self, request_id: Any, stuck: dict[str, Any], lost: int) -> None:
         reasons = ", ".join(f"{key}={value!r}" for key, value in sorted(stuck.items()))
