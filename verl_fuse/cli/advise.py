@@ -12,12 +12,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_fuse.advice import Advice, Gain, advice_of_replay, gains_of_replay
+from verl_fuse.cli.advised_settings import advised_settings, as_data, measured_peak, show_settings
+from verl_fuse.cli.cluster_argument import CLUSTER_HELP, read_cluster
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import excluded, refused
 from verl_fuse.cli.simulate import features_of_run, features_on, features_table, read_options, replayed, show_advice
 from verl_fuse.cli.tables import print_table
-from verl_fuse.errors import listed
+from verl_fuse.cost.profiled import cost_model
+from verl_fuse.errors import FuseError, listed
 from verl_fuse.feature import Feature
 from verl_fuse.simulate.recorded import Replay
 from verl_fuse.spec.run_config import FILE, find_config
@@ -29,7 +32,9 @@ app = typer.Typer(add_completion=False)
 TRUSTED = 0.2
 
 
-@app.command(name="advise", epilog=examples("verl-fuse advise runs/ppo-cpu", "verl-fuse advise runs/ppo-cpu --json"))
+@app.command(
+    name="advise", epilog=examples("verl-fuse advise runs/ppo-cpu", "verl-fuse advise runs/ppo --cluster h100x2 --json")
+)
 def command(
     run_dir: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run in observe mode, or a page in it.")
@@ -38,13 +43,22 @@ def command(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the replay, as of `simulate --from`."),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="CLUSTER", help=f"The run's devices, for seconds of verl's settings. {CLUSTER_HELP}"),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="A profile of these devices, written by `verl-fuse profile`.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Say which features would have made the steps of a recorded run shorter, what refuses them, and what to paste.
 
     The run's steps are replayed with each feature (`simulate --from`), and the run's own
-    configuration is checked with it.
+    configuration is checked with it. Settings of verl itself that train the same are named too.
     """
+    if profile is not None and cluster is None:
+        raise FuseError(f"--profile {profile}: needs --cluster, which names the run's devices")
     run_dir, _ = located(run_dir)
     config = find_config(run_dir)
     features = features_of_run(config)
@@ -54,6 +68,11 @@ def command(
     advice = advice_of_replay(result, features, excluded(config), lambda name: not refusals[name] and name not in on)
     others = {name: feature.most(result.stages) for name, feature in features.items() if feature.most}
     notes = notes_of(result, config, options.dedicated, advice)
+    cost = None if cluster is None else cost_model(read_cluster(cluster), profile)
+    settings = [] if config is None else advised_settings(config, result, cost, on)
+    if settings and on:
+        notes.append(f"nothing is predicted of verl's settings in a run with features ({', '.join(on)})")
+    peak = measured_peak(run_dir)
     if as_json:
         print_json(
             {
@@ -68,6 +87,8 @@ def command(
                 "not_predicted": others,
                 "on": on,
                 "refused": refusals,
+                "settings": as_data(settings),
+                "peak_bytes": peak,
             }
         )
         return
@@ -77,6 +98,7 @@ def command(
     for name, note in {**{gain.feature: gain.note for gain in gains}, **others}.items():
         for line in f"{name}: {f'refused: {listed(refusals[name])}' if refusals[name] else note}".splitlines():
             say(line)
+    show_settings(settings, result.seconds, peak)
     for note in notes:
         for line in f"Note: {note}".splitlines():
             say(line)
@@ -105,7 +127,10 @@ def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, 
             "little"
         )
     if config is None:
-        found.append(f"the run's configuration was not kept ({FILE}): what refuses a feature is not checked")
+        found.append(
+            f"the run's configuration was not kept ({FILE}): what refuses a feature is not checked, and no "
+            "setting of verl's is named"
+        )
     else:
         if beside := refused_beside(config, advice.overrides, refused(config, ())):
             found.append(f"all of the advice together is refused: {listed(beside)}")

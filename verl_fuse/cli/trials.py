@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -62,8 +62,6 @@ _OUT_OF_MEMORY = re.compile(
 )
 # What the kernel's killer leaves: 128 + SIGKILL.
 _KILLED = 137
-# verl logs it for each role.
-_PEAK = "perf/max_memory_reserved_gb"
 # Room for logs, metrics and timelines of all trials, and for what is recorded of a token: its ids, masks, positions and
 # log-probs, of 8 bytes each at most.
 LOGS_BYTES, TOKEN_BYTES = 256 * 2**20, 64
@@ -236,7 +234,7 @@ def judged(ending: child.Ending, log: Path, metrics: Path | None, limit: float) 
         return Outcome(
             "crashed", reason=f"ended after {len(run.timed)} steps: needs more than the {WARM_UP} of warm-up"
         )
-    return Outcome("measured", tuple(map(run.seconds, counted)), peak_bytes=_peak(run.steps.values()))
+    return Outcome("measured", tuple(map(run.seconds, counted)), peak_bytes=run.peak_bytes)
 
 
 def _memory_error(log: Path) -> str | None:
@@ -250,8 +248,3 @@ def _error(log: Path) -> str | None:
 
 def _lines(log: Path) -> Iterator[str]:
     yield from (split(line)[1].strip() for line in last_lines(log, most=2000, size=1 << 20))
-
-
-def _peak(steps: Iterable[Mapping[str, float]]) -> int | None:
-    found = [value for values in steps for key, value in values.items() if key.endswith(_PEAK)]
-    return round(max(found) * 2**30) or None if found else None

@@ -17,6 +17,8 @@ BESIDE = ("testing",)
 OTHER = "other"
 # Metrics that verl-fuse logs begin with this prefix; stock verl logs no such metric.
 METRIC_PREFIX = "fuse/"
+# verl logs it for each role.
+_PEAK = "perf/max_memory_reserved_gb"
 # No metric of a run is larger; the square of a larger number has no place in a float.
 LARGEST_METRIC = 1e100
 
@@ -72,6 +74,12 @@ class RunMetrics:
         # Timings such as "agent_loop/slowest/..." are no stages but statistics of requests.
         found = {name: value for name, value in timed.items() if name not in BESIDE and "/" not in name}
         return {**found, OTHER: self.seconds(step) - sum(found.values())}
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Return the largest memory peak of any role on a device; None where no role logged one of a device."""
+        found = [value for values in self.steps.values() for key, value in values.items() if key.endswith(_PEAK)]
+        return round(max(found) * 2**30) or None if found else None
 
     def metric(self, key: str) -> dict[int, float]:
         """Return a metric by step, of the steps that logged the metric."""

@@ -13,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cost.model import Batch
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT
+from verl_fuse.spec.micro_batches import MICRO_BATCHES
 from verl_fuse.spec.timeline import (
     GENERATION,
     INFERENCE_STAGES,
@@ -31,44 +33,11 @@ from verl_fuse.spec.timeline import (
     Timeline,
 )
 
-_BLOCK, _CRITIC = "actor_rollout_ref", "critic"
 # The floors of a run are those of data-parallel calls over the batch once: keys that are 1 then, and with Megatron.
 _ONE = ("ppo_epochs", "ulysses_sequence_parallel_size")
 _ONE_OF_MEGATRON = tuple(f"megatron.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
 _STAGES = (GENERATION, *INFERENCE_STAGES, *TRAIN_STAGES, UPDATE_WEIGHTS)
 _NOTHING: Mapping[str, float] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class CutKeys:
-    """Where verl 0.9.1 keeps the micro-batches of a stage, per rank: whether they are cut by tokens (None: always), so
-    many tokens, and otherwise so many sequences. `default` stands in for a key that the configuration lacks."""
-
-    by_tokens: str | None
-    tokens: str
-    sequences: str = ""
-    default: int | None = None
-
-
-# The critic's engine reads one number for values and update, whatever its other keys say.
-_CRITIC_KEYS = CutKeys(None, f"{_CRITIC}.ppo_infer_max_token_len_per_gpu", default=32768)
-CUT_KEYS = {
-    **{
-        stage: CutKeys(
-            f"{_BLOCK}.{node}_use_dynamic_bsz",
-            f"{_BLOCK}.{node}_max_token_len_per_gpu",
-            f"{_BLOCK}.{node}_micro_batch_size_per_gpu",
-        )
-        for stage, node in ((OLD_LOG_PROB, "rollout.log_prob"), (REF_LOG_PROB, "ref.log_prob"))
-    },
-    UPDATE_ACTOR: CutKeys(
-        f"{_BLOCK}.actor.use_dynamic_bsz",
-        f"{_BLOCK}.actor.ppo_max_token_len_per_gpu",
-        f"{_BLOCK}.actor.ppo_micro_batch_size_per_gpu",
-    ),
-    VALUES: _CRITIC_KEYS,
-    UPDATE_CRITIC: _CRITIC_KEYS,
-}
 
 
 @dataclass(frozen=True)
@@ -242,9 +211,8 @@ def run_of(
                 f"run {name!r}: {key}={value}; the floors of a run need actor and critic on all ranks, one after the "
                 "other: take a run without it"
             )
-    actor = f"{_BLOCK}.actor"
-    megatron = OmegaConf.select(config, f"{actor}.strategy") == "megatron"
-    for key in (f"{actor}.{name}" for name in (*_ONE, *(_ONE_OF_MEGATRON if megatron else ()))):
+    megatron = OmegaConf.select(config, f"{ACTOR}.strategy") == "megatron"
+    for key in (f"{ACTOR}.{name}" for name in (*_ONE, *(_ONE_OF_MEGATRON if megatron else ()))):
         if (value := OmegaConf.select(config, key, default=1)) != 1:
             raise FuseError(
                 f"run {name!r}: {key}={value}; the floors of a run need 1, a data-parallel call over the batch once"
@@ -253,9 +221,9 @@ def run_of(
         _count(config, key)
         for key in (
             "data.train_batch_size",
-            f"{actor}.ppo_mini_batch_size",
-            f"{_BLOCK}.rollout.tensor_model_parallel_size",
-            f"{_BLOCK}.rollout.n",
+            f"{ACTOR}.ppo_mini_batch_size",
+            f"{ROLLOUT}.tensor_model_parallel_size",
+            f"{ROLLOUT}.n",
         )
     )
     ranks = _count(config, "trainer.nnodes") * _count(config, "trainer.n_gpus_per_node")
@@ -265,13 +233,13 @@ def run_of(
     else:
         steps = tuple(RecordedStep.logged(metrics[step], prompts * samples, max(1, ranks // tp)) for step in measured)
     sizes, budgets = {}, {}
-    for stage, keys in CUT_KEYS.items():
+    for stage, keys in MICRO_BATCHES.items():
         if not any(stage in step.stages for step in steps):
             continue
-        if keys.by_tokens is None or OmegaConf.select(config, keys.by_tokens):
+        if not keys.by_tokens or OmegaConf.select(config, keys.by_tokens):
             budgets[stage] = _count(config, keys.tokens, keys.default)
         else:
-            sizes[stage] = _count(config, keys.sequences)
+            sizes[stage] = _count(config, keys.rows)
     return RecordedRun(
         name,
         ranks,
@@ -279,8 +247,8 @@ def run_of(
         max(1, prompts // mini),
         steps,
         budgets,
-        bool(OmegaConf.select(config, f"{_BLOCK}.model.use_remove_padding")),
-        bool(OmegaConf.select(config, f"{_BLOCK}.model.enable_gradient_checkpointing")),
+        bool(OmegaConf.select(config, f"{MODEL}.use_remove_padding")),
+        bool(OmegaConf.select(config, f"{MODEL}.enable_gradient_checkpointing")),
         tp,
     )
 

@@ -249,7 +249,7 @@ class Recording:
 class Replay:
     """Means over the recorded steps. `replay_error`: median of |replayed / recorded - 1| of their generation;
     `observed` is the saving of observe mode, `savings` those of features by name; `beside` returns the latter once the
-    features that it is given are on, in this order."""
+    features that it is given are on, in this order. `recorded` are the steps themselves."""
 
     steps: int
     seconds: float
@@ -259,6 +259,7 @@ class Replay:
     observed: Saving
     savings: Mapping[str, Saving]
     beside: Callable[[Sequence[str]], Mapping[str, Saving]]
+    recorded: Sequence[ReplayedStep] = ()
 
 
 def replay(
@@ -311,6 +312,7 @@ def replay(
         _observed(steps, options.stock_poll),
         beside(()),
         beside,
+        steps,
     )
 
 

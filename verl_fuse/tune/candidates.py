@@ -44,11 +44,15 @@ class Candidate:
     values: tuple[Value, ...]
     present: frozenset[str]
 
-    def overrides(self, value: Value) -> tuple[str, ...]:
-        """Return the overrides that give the setting a value, with all that must change with it."""
+    def changes(self, value: Value) -> dict[str, Value]:
+        """Return the values by key that give the setting a value, with all that must change with it."""
         sets = {} if isinstance(value, list) else self.setting.sets.get(value, {})
         twins = (key for key in self.setting.together if key in self.present)
-        changed = {self.setting.key: value, **dict.fromkeys(twins, value), **sets}
+        return {self.setting.key: value, **dict.fromkeys(twins, value), **sets}
+
+    def overrides(self, value: Value) -> tuple[str, ...]:
+        """Return `changes` as overrides."""
+        changed = self.changes(value)
         return tuple(f"{'' if key in self.present else '++'}{key}={_text(new)}" for key, new in changed.items())
 
 

@@ -192,7 +192,7 @@ def test_a_run_without_timelines_is_read_from_verls_log():
 def test_micro_batches_are_read_as_verl_reads_them():
     config = OmegaConf.create(CONFIG)
     for key, value in {
-        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": True,
+        "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 20,
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": None,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,

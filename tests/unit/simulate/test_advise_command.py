@@ -105,6 +105,74 @@ def test_a_feature_that_is_on_is_not_advised(run_dir: Path, capsys: pytest.Captu
     assert ("interstage" in found["on"], "interstage" in found["features"]) == (True, False)
 
 
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 1536,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "intermediate_size": 8960,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+BUDGET = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+
+def with_model(run_dir: Path, *overrides: str) -> None:
+    """The run's model is here, and a rank's mini-batch of some 3000 tokens is cut in two."""
+    (run_dir / "config.json").write_text(json.dumps(CONFIG))
+    keep(run_dir, "grpo-fsdp2-8gpu", f"actor_rollout_ref.model.path={run_dir}", f"{BUDGET}=2560", *overrides)
+
+
+def test_verl_s_own_settings_are_named_with_what_they_cost(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    with_model(run_dir)
+    found = json.loads(ask(capsys, run_dir, "--json"))
+    settings = {each["key"]: each for each in found["settings"]}
+    budget = settings[BUDGET]
+    # The smallest of all budgets that hold the mini-batch.
+    assert (budget["current"], budget["overrides"], budget["expected"]) == (2560, [f"{BUDGET}=5120"], "faster")
+    assert (budget["rounds"], budget["cuts_mini_batches"], budget["ends_resume"]) == (True, False, False)
+    assert budget["micro_batches"] == [2.0, 1.0]
+    assert (budget["seconds"], budget["more_bytes"], found["peak_bytes"]) == (None, None, None)
+    shards = settings["actor_rollout_ref.actor.fsdp_config.fsdp_size"]
+    assert (shards["ends_resume"], shards["expected"], shards["micro_batches"]) == (True, "unknown", None)
+    assert settings["actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"]["expected"] in ("as before", "slower")
+    shown = ask(capsys, run_dir)
+    assert f"\n  {BUDGET}=5120\n    now 2560; each micro-batch reads all weights anew" in shown
+    assert "2 micro-batches of a rank in a step become 1; seconds not predicted" in " ".join(shown.split())
+    assert "Try them: verl-fuse tune --keys KEY -- ARGUMENTS" in shown
+
+
+def test_seconds_of_verl_s_settings_need_the_run_s_devices(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    with_model(run_dir)
+    step = {"timing_s/step": 5.0, "actor/perf/max_memory_reserved_gb": 41.0}
+    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": 2, "data": step}) + "\n")
+    found = json.loads(ask(capsys, run_dir, "--cluster", "h100", "--json"))
+    (budget,) = [each for each in found["settings"] if each["key"] == BUDGET]
+    # Of the update's half second.
+    assert 0 < budget["seconds"] < 0.5
+    assert budget["more_bytes"] > 0
+    assert found["peak_bytes"] == 41 * 2**30
+    shown = " ".join(ask(capsys, run_dir, "--cluster", "h100").split())
+    assert f"{budget['seconds']:.2f} s a step less predicted" in shown
+    assert "GiB more predicted beside the measured peak of 41.0" in shown
+    assert "has 16 devices, the run 8: name the run's" in ask(capsys, run_dir, "--cluster", "h100x2", code=2)
+    assert "--profile p.json: needs --cluster" in ask(capsys, run_dir, "--profile", "p.json", code=2)
+    (run_dir / "config.json").unlink()
+    assert "--cluster needs the model of actor_rollout_ref.model.path" in ask(
+        capsys, run_dir, "--cluster", "h100", code=2
+    )
+
+
+def test_nothing_is_predicted_of_verl_s_settings_in_a_run_with_features(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+):
+    with_model(run_dir, "fuse.elastic.enabled=true")
+    found = json.loads(ask(capsys, run_dir, "--cluster", "h100", "--json"))
+    assert {each["micro_batches"] for each in found["settings"]} == {None}
+    assert "nothing is predicted of verl's settings in a run with features (routing)" in found["notes"]
+
+
 def test_features_of_plugins_that_the_run_disabled_are_not_advised(run_dir: Path, capsys: pytest.CaptureFixture[str]):
     keep(run_dir, "ppo-gsm8k-8gpu", "fuse.disabled_plugins=[update]")
     found = json.loads(ask(capsys, run_dir, "--json"))
@@ -117,7 +185,9 @@ def test_without_a_configuration_what_was_not_checked_is_said(run_dir: Path, cap
     assert found["features"] == ["interstage", "old_log_prob"]
     assert set(map(tuple, found["refused"].values())) == {()}
     assert (
-        found["notes"][0] == "the run's configuration was not kept (config.yaml): what refuses a feature is not checked"
+        found["notes"][0]
+        == "the run's configuration was not kept (config.yaml): what refuses a feature is not checked, "
+        "and no setting of verl's is named"
     )
 
 

@@ -1,0 +1,72 @@
+"""What a change does to a recorded run: micro-batches counted by hand, seconds and bytes of a cost model in between."""
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from tuned_run import ACTOR, ROLLOUT, run
+
+from verl_fuse.cost.profiled import cost_model
+from verl_fuse.spec.cluster import cluster_named
+from verl_fuse.spec.composed import getter
+from verl_fuse.spec.model_names import model_named
+from verl_fuse.tune.predicted import Effect, RecordedWork, effect
+
+BUDGET, SIZE, PACKED = (
+    f"{ACTOR}.{name}" for name in ("ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz")
+)
+PASS_BUDGET, KEPT = f"{ROLLOUT}.log_prob_max_token_len_per_gpu", "actor_rollout_ref.model.enable_gradient_checkpointing"
+COST = cost_model(cluster_named("h100"))
+
+
+def recorded(changes: dict | None = None, **stages: float) -> RecordedWork:
+    """On each of 8 ranks 16 samples of 300 tokens a step, in two mini-batches."""
+    config = OmegaConf.create(run({BUDGET: 1002, PASS_BUDGET: 16384, **(changes or {})}))
+    lengths = [np.full(128, 300, dtype=np.int64)] * 2
+    return RecordedWork(getter(config), stages or {"update_actor": 4.0}, lengths, lambda role: model_named("llama-7b"))
+
+
+@pytest.mark.parametrize(("budget", "calls"), [(8016, 2), (1600, 4), (501, 10)])
+def test_micro_batches_are_counted_as_verl_cuts_them(budget: int, calls: int):
+    # 2400 tokens of a rank's mini-batch, in parts of 1002.
+    assert effect(recorded(), {BUDGET: budget}, None) == Effect(6.0, calls, None, None)
+    padded = recorded({PACKED: False, SIZE: 2})
+    assert effect(padded, {SIZE: 8}, None) == Effect(8.0, 2.0, None, None)
+    assert effect(padded, {PACKED: True}, None) == Effect(8.0, 6.0, None, None)
+
+
+def test_a_rank_has_no_more_micro_batches_than_rows():
+    assert effect(recorded(), {BUDGET: 100}, None) == Effect(6.0, 16.0, None, None)
+
+
+def test_a_change_that_cuts_every_stage_as_before_saves_nothing():
+    run = recorded(update_actor=4.0, old_log_prob=1.0)
+    assert effect(run, {PASS_BUDGET: 32064}, COST) == Effect(0.0, 0.0, 0.0, 0.0)
+    # The run made no such pass.
+    assert effect(recorded(), {PASS_BUDGET: 1002}, COST) == Effect(0.0, 0.0, 0.0, 0.0)
+
+
+def test_fewer_micro_batches_and_kept_activations_save_seconds_and_take_memory():
+    for changes in ({BUDGET: 8016}, {KEPT: False}):
+        found = effect(recorded(), changes, COST)
+        assert found is not None
+        assert 0 < found.seconds < 4.0
+        assert found.more_bytes > 0
+        # What the stage took is the run's, not the model's.
+        twice = effect(recorded(update_actor=8.0), changes, COST)
+        assert (twice.seconds, twice.more_bytes) == (pytest.approx(2 * found.seconds), found.more_bytes)
+    smaller = effect(recorded(), {BUDGET: 501}, COST)
+    assert smaller.seconds < 0 == smaller.more_bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "base"),
+    [
+        ({f"{ROLLOUT}.max_num_seqs": 32}, {}),
+        ({BUDGET: 8016}, {f"{ACTOR}.strategy": "megatron"}),
+        ({BUDGET: 8016}, {"actor_rollout_ref.model.lora_rank": 8}),
+        # Rows of a packed micro-batch are padded to its longest, and which these are is not known.
+        ({BUDGET: 8016}, {"actor_rollout_ref.model.use_remove_padding": False}),
+    ],
+)
+def test_nothing_is_told_where_it_is_not_known(changes: dict, base: dict):
+    assert effect(recorded(base), changes, COST) is None

@@ -1,0 +1,175 @@
+"""Predicts what another value of a setting does to a recorded run: into how many micro-batches its samples are cut,
+and, with a cost model, the seconds and the memory of the stages that are cut otherwise or keep other activations.
+
+A stage takes its recorded seconds times the ratio of the model's seconds, with the change and without: what the model
+gets wrong alike for both is in neither.
+
+Invariants (tests/unit/tune/test_predicted.py):
+- micro-batches are counted as verl cuts them, from the lengths of the recorded samples, without a cost model;
+- a change that cuts every stage as before, and keeps the same activations, saves nothing;
+- nothing is told of a setting that is no size of micro-batches and keeps no activations, nor of engines other than
+  FSDP.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.spec.arrays import Ints
+from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.composed import (
+    ACTOR,
+    CRITIC,
+    FSDP_BLOCKS,
+    MODEL,
+    Get,
+    data_parallel_ranks,
+    has_adapters,
+    sequence_ranks,
+)
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.micro_batches import MICRO_BATCHES
+from verl_fuse.spec.model import Model
+from verl_fuse.spec.timeline import OLD_LOG_PROB, TRAIN_STAGES
+from verl_fuse.tune.setting import Value
+
+
+def model_block(role: str) -> str:
+    """Return the block of a role's model; actor and reference share one."""
+    return f"{CRITIC}.model" if role == CRITIC else MODEL
+
+
+_KEPT, _UNPADDED = "enable_gradient_checkpointing", "use_remove_padding"
+# The keys that decide on micro-batches and activations.
+_KEYS = frozenset(
+    [
+        *(key for keys in MICRO_BATCHES.values() for key in (keys.by_tokens, keys.tokens, keys.rows)),
+        *(f"{model_block(role)}.{name}" for role in (ACTOR, CRITIC) for name in (_KEPT, _UNPADDED)),
+    ]
+) - {""}
+
+
+@dataclass(frozen=True)
+class RecordedWork:
+    """A recorded run: its configuration, the mean seconds of its stages, and of each step the lengths of its samples.
+    `models` returns the model of a role."""
+
+    get: Get
+    stages: Mapping[str, float]
+    lengths: Sequence[Ints]
+    models: Callable[[str], Model]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a change does to a recorded run: micro-batches of a rank in a step before and after, of the stages that it
+    changes; seconds a step that it saves, and bytes by which a rank's peak grows at most, None without a cost model."""
+
+    before: float
+    after: float
+    seconds: float | None
+    more_bytes: float | None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of a stage and step: the samples as computed, updates, micro-batches of each on a rank, and whether activations
+    are computed again."""
+
+    batch: Batch
+    updates: int
+    micro_batches: int
+    recompute: bool
+
+    @property
+    def calls(self) -> int:
+        return self.updates * self.micro_batches
+
+
+def effect(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | None) -> Effect | None:
+    """Return what a change of these keys does; None where it is not known."""
+    if not changes.keys() & _KEYS or has_adapters(run.get):
+        return None
+
+    def changed(key: str) -> Value:
+        return changes[key] if key in changes else run.get(key)
+
+    works: dict[str, list[tuple[_Work, _Work]]] = {}
+    for stage in (stage for stage in MICRO_BATCHES if run.stages.get(stage)):
+        for lengths in run.lengths:
+            one, other = _work(run.get, stage, lengths), _work(changed, stage, lengths)
+            if one is None or other is None:
+                return None
+            works.setdefault(stage, []).append((one, other))
+    works = {stage: pairs for stage, pairs in works.items() if any(one != other for one, other in pairs)}
+    before, after = (
+        sum(pair[index].calls for pairs in works.values() for pair in pairs) / len(run.lengths) for index in (0, 1)
+    )
+    if not works:
+        return Effect(before, after, 0.0, 0.0)
+    if cost is None:
+        return Effect(before, after, None, None)
+    found = [_predicted(run, cost, stage, pairs) for stage, pairs in works.items()]
+    return Effect(before, after, sum(saved for saved, _ in found), max(0.0, *(more for _, more in found)))
+
+
+def _work(get: Get, stage: str, lengths: Ints) -> _Work | None:
+    """Return how verl computes these samples in a stage (verl.workers.engine.utils.prepare_micro_batches)."""
+    keys = MICRO_BATCHES[stage]
+    role = keys.role
+    ranks, shared = data_parallel_ranks(get, role), sequence_ranks(get, role)
+    updates = _updates(get, role) if stage in TRAIN_STAGES else 1
+    if get(f"{role}.strategy") not in ("fsdp", "fsdp2") or not ranks or not shared or not updates:
+        return None
+    rows, batch = math.ceil(len(lengths) / (ranks * updates)), Batch.of(lengths)
+    block = model_block(role)
+    unpadded, recompute = get(f"{block}.{_UNPADDED}"), bool(get(f"{block}.{_KEPT}")) and stage in TRAIN_STAGES
+    if not keys.by_tokens or get(keys.by_tokens):
+        budget = get(keys.tokens) or keys.default
+        if not isinstance(budget, int) or not unpadded:
+            return None
+        count = min(rows, math.ceil(batch.tokens / (ranks * updates) / (budget * shared)))
+        return _Work(batch, updates, count, recompute)
+    size = get(keys.rows)
+    if not isinstance(size, int) or size < 1:
+        return None
+    return _Work(batch if unpadded else Batch.padded(lengths, size), updates, math.ceil(rows / size), recompute)
+
+
+def _updates(get: Get, role: str) -> int | None:
+    """Return the mini-batches of a step."""
+    prompts, size = get("data.train_batch_size"), get(f"{role}.ppo_mini_batch_size")
+    return max(1, prompts // size) if prompts and size else None
+
+
+def _predicted(
+    run: RecordedWork, cost: CostModel, stage: str, pairs: Sequence[tuple[_Work, _Work]]
+) -> tuple[float, float]:
+    """Return (the seconds a step that a stage saves, the bytes by which its activations grow)."""
+    role, trains = MICRO_BATCHES[stage].role, stage in TRAIN_STAGES
+    model, layout = run.models(role), _layout(run.get, role)
+
+    def seconds(work: _Work) -> float:
+        mesh = Mesh(0, layout.devices)
+        if not trains:
+            entropy = stage == OLD_LOG_PROB
+            return cost.infer(model, layout, mesh, work.batch, work.micro_batches, entropy=entropy)
+        count = work.micro_batches
+        return cost.train(model, layout, mesh, work.batch, work.updates, count, recompute=work.recompute)
+
+    def activations(work: _Work) -> float:
+        part = work.batch.split(layout.dp * work.calls)
+        kind = "train" if trains else "infer"
+        return cost.memory(model, kind, layout, microbatch=part, recompute=work.recompute).activations
+
+    ratio = sum(seconds(other) for _, other in pairs) / sum(seconds(one) for one, _ in pairs)
+    more = max(activations(other) - activations(one) for one, other in pairs)
+    return run.stages[stage] * (1 - ratio), more
+
+
+def _layout(get: Get, role: str) -> Layout:
+    """Return the layout of a role's FSDP engine, whose ranks are known."""
+    ranks, shared = data_parallel_ranks(get, role) or 1, sequence_ranks(get, role) or 1
+    shards = get(f"{role}.{FSDP_BLOCKS[role]}.fsdp_size") or -1
+    return Layout(dp=ranks, cp=shared, shards=shards if shards > 0 else ranks * shared)
