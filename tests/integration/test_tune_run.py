@@ -81,7 +81,9 @@ def test_padded_rows_one_by_one_are_packed_if_that_is_faster_and_nothing_is_left
         ]
         counted = [data["timing_s/step"] for data in records[1:]]
         assert len(counted) == (STEPS if number < 4 else 2 * STEPS)
-        assert trial["seconds"] == pytest.approx(sum(counted) / len(counted))
+        mean = sum(counted) / len(counted)
+        # Of the base's steps what recording took is left out.
+        assert 0.5 * mean < trial["seconds"] < mean if number == 1 else trial["seconds"] == pytest.approx(mean)
         # In observe mode, which streams nothing.
         assert "fuse/step_seconds" in records[0]
         assert not any(data.get("fuse/overlap_seconds") for data in records)
