@@ -178,17 +178,20 @@ class RecordedRun:
 
     def microbatches(self, stage: str, step: RecordedStep) -> int:
         """Return the micro-batches per rank (and per mini-batch in training)."""
-        share = step.computed.get(stage, 1.0) / self.ranks / (self.minibatches if stage in TRAIN_STAGES else 1)
+        share = self._share(stage, step)
         if stage in self.budget:
             return ceil(float(step.lengths.sum()) * share / self.budget[stage])
         return ceil(len(step.responses) * share / self.micro_batch[stage])
+
+    def _share(self, stage: str, step: RecordedStep) -> float:
+        """Return the share of a step that a rank computes (of each mini-batch in training)."""
+        return step.computed.get(stage, 1.0) / self.ranks / (self.minibatches if stage in TRAIN_STAGES else 1)
 
     def batch(self, stage: str, step: RecordedStep) -> Batch:
         """Return what the stage computed, padding included."""
         part, size = step.computed.get(stage, 1.0), self.micro_batch.get(stage)
         if size is None:
-            updates = self.minibatches if stage in TRAIN_STAGES else 1
-            size = ceil(len(step.responses) * part / self.ranks / updates / self.microbatches(stage, step))
+            size = ceil(len(step.responses) * self._share(stage, step) / self.microbatches(stage, step))
         whole = Batch.of(step.lengths) if self.packed else Batch.padded(step.lengths, size)
         return Batch(part * whole.sequences, part * whole.tokens, part * whole.squares)
 

@@ -96,10 +96,10 @@ def _data(timeline: Timeline, table: Sequence[DeviceRow]) -> dict[str, Any]:
     for track, spans in ordered_tracks(timeline).items():
         rows = pack(spans)
         places |= {id(span): (len(tracks), index) for index, row in enumerate(rows) for span in row}
-        packed = [span_data(span, index) for index, row in enumerate(rows) for span in row]
-        tracks.append({"name": track, "role": role(track), "rows": len(rows), "spans": packed})
+        drawn = [span_data(span, index) for index, row in enumerate(rows) for span in row]
+        tracks.append({"name": track, "role": role(track), "rows": len(rows), "spans": drawn})
     devices = [
-        {"name": row.label, "stretches": [[s[0], s[0], s[0], round(s[1], 4), round(s[2], 6), 0] for s in row.stretches]}
+        {"name": row.label, "stretches": [[s[0], s[0], s[0], round(s[1], 4), round(s[2], 4), 0] for s in row.stretches]}
         for row in table
         if row.names[0].startswith("device")
     ]

@@ -108,7 +108,8 @@ class FuseLLMServerClient(LLMServerClient):
                 output = await self._attempt(request_id, [*prompt_ids, *tokens], wanted, len(tokens), source, kwargs)
             except ActorUnavailableError as error:
                 # Ray says so of a server whose node is gone, too, until it knows of that: the next attempt meets a dead
-                # server, or one that can be reached again. Each attempt is a request of its own to the engine.
+                # server, or one that can be reached again. Each attempt is a request of its own to the engine: vLLM
+                # adds random letters to its name.
                 if _server.get() == UNKNOWN:
                     raise
                 self._log_out_of_reach(request_id, error)
