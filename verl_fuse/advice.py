@@ -10,7 +10,7 @@ settings of one switch;
 - observe mode, which every feature includes, is the baseline of features, not stock verl.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from verl_fuse.feature import SWITCH, Feature
@@ -106,24 +106,25 @@ def advice_of_rows(
 
 
 def advice_of_replay(
-    result: Replay, features: Features, excluded: Excluded, open_: Callable[[str], bool] = lambda feature: True
+    result: Replay, features: Features, excluded: Excluded, open_: Collection[str] | None = None
 ) -> Advice:
-    """Return the advice of a recorded run, of the features that are `open_`: one after the other the one that saves
-    most once those before it are on."""
+    """Return the advice of a recorded run, of the features that are `open_` (None: all): one after the other the one
+    that saves most once those before it are on."""
     chosen: list[Gain] = []
-    alone = gains = [gain for gain in gains_of_replay(result, features) if open_(gain.feature)]
+    open_ = features.keys() if open_ is None else open_
+    alone = gains = [gain for gain in gains_of_replay(result, features) if gain.feature in open_]
     while further := [gain for gain in gains if gain.worthwhile and _goes_with(gain, chosen, features, excluded)]:
         chosen.append(max(further, key=_most))
         savings = result.beside([one.feature for one in chosen])
-        gains = [gain for gain in gains_of_replay(replace(result, savings=savings), features) if open_(gain.feature)]
+        gains = [gain for gain in gains_of_replay(replace(result, savings=savings), features) if gain.feature in open_]
     seconds = sum(one.seconds for one in chosen)
     total = f"{seconds:.2f} s a step, {seconds / result.seconds:.0%}"
     return advise(alone, chosen, total, features, excluded, observed(result))
 
 
 def gains_of_replay(result: Replay, features: Features) -> list[Gain]:
-    """Return the saving of each feature on a recorded run; one by replay that is below the replay's own error is not
-    sure."""
+    """Return the known savings of features on a recorded run; one by replay that is below the replay's own error is
+    not sure."""
     error = result.replay_error * result.stages.get(GENERATION, 0.0) / result.seconds
     return [
         Gain(
@@ -136,7 +137,14 @@ def gains_of_replay(result: Replay, features: Features) -> list[Gain]:
             at_most=features[name].bound,
         )
         for name, saving in result.savings.items()
+        if saving.known
     ]
+
+
+def not_predicted(result: Replay, features: Features) -> dict[str, str]:
+    """Return the features whose saving a recorded run does not tell, with what is known of it."""
+    unknown = {name: saving.note for name, saving in result.savings.items() if not saving.known}
+    return unknown | {name: feature.most(result.stages) for name, feature in features.items() if feature.most}
 
 
 def observed(result: Replay) -> str:

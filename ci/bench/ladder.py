@@ -45,16 +45,16 @@ LADDERS: Mapping[str, Mapping[str, str]] = {
     "grpo": {
         "observe": "observe",
         "skip_zero_gradient": "zero_gradient",
-        "skip_old_log_prob": "update",
-        "speculation": "update+speculation",
+        "skip_old_log_prob": "zero_gradient+old_log_prob",
+        "speculation": "zero_gradient+old_log_prob+speculation",
     },
     # Several updates a step need old log-probs.
-    "dapo": {"observe": "observe", "interstage": "interstage", "speculation": "tail"},
+    "dapo": {"observe": "observe", "interstage": "interstage", "speculation": "interstage+speculation"},
     "ppo": {
         "observe": "observe",
         "interstage": "interstage",
-        "speculation": "tail",
-        "pipeline": "tail+pipeline",
+        "speculation": "interstage+speculation",
+        "pipeline": "interstage+speculation+pipeline",
     },
 }
 

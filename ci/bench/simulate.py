@@ -28,7 +28,8 @@ from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan
 from verl_fuse.spec.workload import Workload
 
-STRATEGIES = ("stock", "interstage", "pipeline", "elastic", "all")
+ALL = "interstage+pipeline+elastic"
+STRATEGIES = ("stock", "interstage", "pipeline", "elastic", ALL)
 SCALING = (
     (8, "llama-7b"), (64, "llama-7b"), (64, "llama-2-70b"), (256, "llama-2-70b"), (1024, "llama-2-70b"),
     (1024, "llama-3.1-405b"),
@@ -99,8 +100,8 @@ def scaling() -> list[dict]:
         )
         placing = seconds(lambda: stock_plan(step, cost, options))  # noqa: B023
         plan, rng = stock_plan(step, cost, options), np.random.default_rng(0)
-        first = seconds(lambda: simulate_step(step, plan, cost, "all", rng, options))  # noqa: B023
-        again = seconds(lambda: [simulate_step(step, plan, cost, "all", rng, options) for _ in range(20)]) / 20  # noqa: B023
+        first = seconds(lambda: simulate_step(step, plan, cost, ALL, rng, options))  # noqa: B023
+        again = seconds(lambda: [simulate_step(step, plan, cost, ALL, rng, options) for _ in range(20)]) / 20  # noqa: B023
         row = {
             "devices": devices,
             "actor": actor,

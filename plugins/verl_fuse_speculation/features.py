@@ -21,7 +21,7 @@ def _drafts(run: "Recording") -> "Saving":
     if "speculation" in run.on:
         return Saving("it was on: the replay decodes as fast as the run did with drafts" + figures)
     if acceptance is None:
-        return Saving("no acceptance is known: --set acceptance=SHARE assumes one" + figures)
+        return Saving("no acceptance is known: --set acceptance=SHARE assumes one" + figures, known=False)
     saved = [
         before.seconds - begin(step, fit_decode(step).timing(step, acceptance, run.accelerator)).advance().seconds
         for before, step in zip(run.through, run.steps, strict=True)

@@ -11,17 +11,24 @@ from omegaconf import DictConfig
 from rich.markup import escape
 from rich.table import Table
 
-from verl_fuse.advice import Advice, Gain, advice_of_replay, gains_of_replay
+from verl_fuse.advice import Advice, Gain, advice_of_replay, gains_of_replay, not_predicted
 from verl_fuse.cli.advised_settings import advised_settings, as_data, measured_peak, show_settings
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, read_cluster
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.refused import excluded, refused
-from verl_fuse.cli.simulate import features_of_run, features_on, features_table, read_options, replayed, show_advice
+from verl_fuse.cli.refused import excluded, idle_in, refusals_of, refused, refused_beside
+from verl_fuse.cli.simulate import (
+    features_of_run,
+    features_on,
+    features_table,
+    open_features,
+    read_options,
+    replayed,
+    show_advice,
+)
 from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError, listed
-from verl_fuse.feature import Feature
 from verl_fuse.simulate.recorded import Replay
 from verl_fuse.spec.run_config import FILE, find_config
 from verl_fuse.timeline.files import located
@@ -64,9 +71,10 @@ def command(
     features = features_of_run(config)
     run, result, options = replayed(run_dir, read_options(set_ or []), features)
     gains = gains_of_replay(result, features)
-    refusals, on = refusals_of(config, features), features_on(config, features)
-    advice = advice_of_replay(result, features, excluded(config), lambda name: not refusals[name] and name not in on)
-    others = {name: feature.most(result.stages) for name, feature in features.items() if feature.most}
+    refusals, idle = refusals_of(config, features), idle_in(config, features)
+    on = features_on(config, features)
+    advice = advice_of_replay(result, features, excluded(config), open_features(config, features))
+    others = not_predicted(result, features)
     notes = notes_of(result, config, options.dedicated, advice)
     cost = None if cluster is None else cost_model(read_cluster(cluster), profile)
     settings = [] if config is None else advised_settings(config, result, cost, on)
@@ -87,35 +95,26 @@ def command(
                 "not_predicted": others,
                 "on": on,
                 "refused": refusals,
+                "idle": idle,
                 "settings": as_data(settings),
                 "peak_bytes": peak,
             }
         )
         return
-    state = partial(_state, refusals=refusals, on=on, predicted=[gain.feature for gain in gains], advice=advice)
+    state = partial(
+        _state, refusals=refusals, idle=idle, on=on, predicted=[gain.feature for gain in gains], advice=advice
+    )
     title = f"{escape(run)}: {result.steps} steps, {result.seconds:.2f} s each"
     print_table(_table(gains, others, title, state))
     for name, note in {**{gain.feature: gain.note for gain in gains}, **others}.items():
-        for line in f"{name}: {f'refused: {listed(refusals[name])}' if refusals[name] else note}".splitlines():
+        why = idle.get(name) or (f"refused: {listed(refusals[name])}" if refusals[name] else note)
+        for line in f"{name}: {why}".splitlines():
             say(line)
     show_settings(settings, result.seconds, peak)
     for note in notes:
         for line in f"Note: {note}".splitlines():
             say(line)
     show_advice(advice)
-
-
-def refusals_of(config: DictConfig | None, features: Mapping[str, Feature]) -> Mapping[str, Sequence[str]]:
-    """Return by feature the refusals of the run's configuration with the feature that are no refusals without it; no
-    refusal where no configuration was kept."""
-    if config is None:
-        return dict.fromkeys(features, ())
-    alone = refused(config, ())
-    return {name: refused_beside(config, feature.overrides, alone) for name, feature in features.items()}
-
-
-def refused_beside(config: DictConfig, overrides: Sequence[str], alone: Sequence[str]) -> tuple[str, ...]:
-    return tuple(line for line in refused(config, overrides) if line not in alone)
 
 
 def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, advice: Advice) -> list[str]:
@@ -143,10 +142,17 @@ def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, 
 
 
 def _state(
-    name: str, refusals: Mapping[str, Sequence[str]], on: Sequence[str], predicted: Sequence[str], advice: Advice
+    name: str,
+    refusals: Mapping[str, Sequence[str]],
+    idle: Mapping[str, str],
+    on: Sequence[str],
+    predicted: Sequence[str],
+    advice: Advice,
 ) -> str:
     if name in on:
         return "is on"
+    if name in idle:
+        return "no work"
     if refusals[name]:
         return "refused"
     return "switch on" if name in advice.features else "leave off" if name in predicted else "measure it"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cli.composition import no_such_key
 from verl_fuse.cli.launch import Run, read_run
@@ -68,7 +68,7 @@ def check(
     require_version()
     run = read_run(arguments or [], script)
     asked = OmegaConf.select(run.config, PRESET_KEY, default=None)
-    preset = asked if asked == "safe" else PRESET
+    preset = with_preset(run.config)
     if asked is not None and asked not in get_args(PresetName):
         run.faulty[f"{PRESET_KEY}={quoted(asked)}"] = f"allowed: {', '.join(get_args(PresetName))}"
     report = _report(run, preset)
@@ -80,13 +80,18 @@ def check(
     _show(report, preset, run.unset or {})
 
 
-def _report(run: Run, preset: PresetName) -> dict[str, Any]:
-    config = run.config
-    mode = OmegaConf.select(config, MODE, default=None)
+def with_preset(config: DictConfig) -> PresetName:
+    """Let a synchronous run have mode `fuse`, and the preset that it asks for, or `fast`; return the preset."""
+    preset: PresetName = "safe" if OmegaConf.select(config, PRESET_KEY, default=None) == "safe" else PRESET
     OmegaConf.set_struct(config, False)
-    if mode in _SYNCHRONOUS:
+    if OmegaConf.select(config, MODE, default=None) in _SYNCHRONOUS:
         OmegaConf.update(config, MODE, TRAINER_MODE, force_add=True)
     OmegaConf.update(config, PRESET_KEY, preset, force_add=True)
+    return preset
+
+
+def _report(run: Run, preset: PresetName) -> dict[str, Any]:
+    config = run.config
     problems = [*(f"{override}: {why}" for override, why in run.faulty.items()), *refused(config, ())]
     ours = [key for key in run.unknown if key.startswith("fuse.")]
     problems += [no_such_key(config, shown(argument)) for argument in run.arguments if key_of(argument) in ours]

@@ -1,7 +1,7 @@
 """Tells why a run's configuration cannot run with more of verl-fuse switched on: makes the checks of the run itself,
 without starting one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.host.start.settings import load_settings
+from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import getter
 
 if TYPE_CHECKING:
@@ -26,6 +27,31 @@ def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     except FuseError as error:
         return tuple(map(str, error.args))
     return ()
+
+
+def refused_beside(config: DictConfig, overrides: Sequence[str], alone: Sequence[str]) -> tuple[str, ...]:
+    """Return the refusals of `config` with these overrides that are not among those of it `alone`."""
+    return tuple(line for line in refused(config, overrides) if line not in alone)
+
+
+def refusals_of(
+    config: DictConfig | None, features: Mapping[str, Feature], *, whole: bool = True
+) -> dict[str, tuple[str, ...]]:
+    """Return by feature the refusals of the configuration with the feature that are no refusals without it; no refusal
+    where no configuration is known. One that is not `whole` is not refused for a key that it does not have."""
+    if config is None:
+        return dict.fromkeys(features, ())
+    alone, found = refused(config, ()), {}
+    for name, feature in features.items():
+        get, lines = getter(_changed(config, feature.overrides)), refused_beside(config, feature.overrides, alone)
+        found[name] = tuple(line for line in lines if whole or get(key_of(line)) is not None)
+    return found
+
+
+def idle_in(config: DictConfig | None, features: Mapping[str, Feature]) -> dict[str, str]:
+    """Return by feature why it has nothing to do in this configuration."""
+    get = getter(OmegaConf.create({}) if config is None else config)
+    return {} if config is None else {name: why for name, one in features.items() if (why := one.idle(get))}
 
 
 def _changed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:

@@ -2,10 +2,10 @@
 nor verl nor a device."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 import yaml
@@ -16,18 +16,19 @@ from rich.table import Table
 from verl_fuse import plugins
 from verl_fuse.advice import Advice, advice_of_replay, advice_of_rows
 from verl_fuse.cli import interrupt
-from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
+from verl_fuse.cli.asked_step import STEP, AskedStep, asked_step
+from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of
 from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.policy import simulated_policy
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.refused import excluded
+from verl_fuse.cli.refused import excluded, idle_in, refusals_of
 from verl_fuse.cli.report import METRICS_FILE, read_metrics
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.cost.calibration import EngineFloors
 from verl_fuse.cost.profiled import cost_model
-from verl_fuse.errors import FuseError
+from verl_fuse.errors import FuseError, listed
 from verl_fuse.feature import Feature
 from verl_fuse.simulate.compare import Comparison, Estimate, StrategyResult
 from verl_fuse.simulate.drafts import acceptance_of
@@ -47,6 +48,7 @@ from verl_fuse.timeline.strategies_page import Strategy, strategies_page
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXAMPLES = examples(
     "verl-fuse simulate step.yaml h100x4",
+    "verl-fuse simulate h100 --script run_grpo.sh --set step.response=lognormal:median=900,sigma=0.7,max=4096",
     "verl-fuse simulate step.yaml cluster.yaml --strategy interstage --set migration=prefill",
     "verl-fuse simulate step.yaml h100x4 --strategy interstage --policy acme_fuse:LongestFirst",
     "verl-fuse simulate --from runs/ppo-cpu --json",
@@ -63,7 +65,7 @@ STRATEGIES_PAGE = "strategies.html"
 SIMULATED_STEPS = 8
 FLOORS = "floors."
 OPTIONS = (
-    "Repeatable: "
+    f"Repeatable: {STEP}KEY, a key of the step in place of the file's or the run's; "
     + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(SimulationOptions))
     + f"; seconds that the software adds: {FLOORS}"
     + f", {FLOORS}".join(f"{field.name}" for field in dataclasses.fields(EngineFloors) if field.name != "name")
@@ -73,8 +75,18 @@ OPTIONS = (
 
 @app.command(epilog=EXAMPLES)
 def simulate(
-    workload_file: Annotated[Path | None, typer.Argument(metavar="WORKLOAD.yaml", help="The step.")] = None,
-    cluster: Annotated[str | None, typer.Argument(metavar="CLUSTER", help=CLUSTER_HELP)] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORKLOAD.yaml] CLUSTER [-- ARGUMENTS]",
+            help="The step, in a file or as arguments of verl.trainer.main_ppo, and its devices. "
+            f"{CLUSTER_HELP} Of a launched run, CLUSTER names the kind alone.",
+        ),
+    ] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A launched run in place of WORKLOAD.yaml, as of `verl-fuse check`."),
+    ] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan for the strategies realloc and all.")] = None,
     strategy: Annotated[
         list[str] | None,
@@ -114,39 +126,45 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Compare stock verl with every feature, from lengths and costs alone, or on a run already made."""
-    options, floors = (read_options(set_ or []), {}) if from_ is not None else read_settings(set_ or [])
-    if drafts_of is not None:
-        options = dataclasses.replace(options, acceptance=recorded_acceptance(drafts_of))
     if from_ is not None:
-        if workload_file or cluster or plan or profile or timeline or strategy or policy or seeds:
+        if words or script or plan or profile or timeline or strategy or policy or seeds:
             raise FuseError("--from RUN_DIR takes everything from the run; only --set and --acceptance-of go with it")
-        show_replay(from_, options, as_json)
+        show_replay(from_, _drafting(read_options(set_ or []), drafts_of), as_json)
         return
-    if workload_file is None or cluster is None:
-        raise FuseError("needs WORKLOAD.yaml and CLUSTER, or --from RUN_DIR")
     if timeline is not None:
         check_folder(timeline)
-    seeds = seeds or SIMULATED_STEPS
-    workload, machines = Workload.read(workload_file), read_cluster(cluster)
-    features = plugins.features(plugins.load())
+    seeds, features, settings = seeds or SIMULATED_STEPS, plugins.features(plugins.load()), read_settings(set_ or [])
+    asked = asked_step(words or [], script, settings.step)
+    options = _drafting(read_block(SimulationOptions, {**asked.options, **settings.options}, "options"), drafts_of)
+    workload, machines = asked.workload, asked.cluster
+    refusals, idle = refusals_of(asked.config, features, whole=bool(asked.preset)), idle_in(asked.config, features)
     named = {name: feature.strategy for name, feature in features.items() if feature.strategy}
+    preset, about_preset = preset_of(asked, options)
     for text in strategy or ():
-        require_together(text, features)
+        if text not in preset:
+            require_open(text, features, refusals)
+    against = {name: idle.get(name) or listed(refusals[name]) for name in features}
+    closed = {name for name, why in against.items() if why}
     authors = {name: simulated_policy(name, workload) for name in dict.fromkeys(policy or ())}
     decided = {name: decides for name, (decides, _) in authors.items()}
     given, rows, advised = Plan.read(plan) if plan else None, [], None
     with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
-        cost = cost_model(machines, profile, floors)
-        comparison = Comparison(workload, cost, strategy, seeds, given, options, report, named, decided)
+        cost = cost_model(machines, profile, settings.floors)
+        # `copies` is there to be compared with `stream`.
+        without = {*closed, *(["copies"] if "stream" in closed else [])}
+        comparison = Comparison(
+            workload, cost, strategy, seeds, given, options, report, named | preset, decided, without
+        )
         try:
             for row in comparison.rows():
                 _, about = authors.get(row.strategy, (None, ()))
-                rows.append(dataclasses.replace(row, notes=(*row.notes, *about)))
-            advised = advice_of_rows(rows, features, excluded(None), comparison.row)
+                about = about_preset if row.strategy in preset else about
+                rows.append(dataclasses.replace(row, notes=(*about, *row.notes)))
+            advised = advice_of_rows(rows, features, excluded(asked.config), comparison.row)
         except KeyboardInterrupt:
             if not rows:
                 raise
-    widths = by_tensor_parallel(workload, cost, dataclasses.replace(options, acceptance=None))
+    widths = by_tensor_parallel(workload, cost, dataclasses.replace(options, acceptance=None, rollout_tp=None))
     shown = [*rows]
     if advised and advised[1] not in rows:
         whole = advised[1]
@@ -159,10 +177,17 @@ def simulate(
         )
     if as_json:
         data = as_data(rows, workload, machines, seeds, pages) | {"rollout_tp": _widths_data(widths)}
+        data |= {"without": {name: why for name, why in against.items() if why}, "assumed": asked.assumed}
         print_json(data | (_advised_data(*advised) if advised else {}))
     else:
         show(shown, workload, machines, seeds)
-        say(_widths_text(widths))
+        say(_widths_text(widths, options.rollout_tp))
+        if asked.assumed:
+            values = ", ".join(f"{STEP}{key}={value}" for key, value in asked.assumed.items())
+            say(f"assumed, as the launch does not tell it: {values}; --set {STEP}KEY=VALUE takes yours")
+        for name in sorted(closed):
+            for line in f"without {name}: {against[name]}".splitlines():
+                say(line)
         if pages:
             typer.echo(f"Page: {pages[0]}")
         if advised:
@@ -171,33 +196,59 @@ def simulate(
         raise typer.Exit(interrupt.CODE)
 
 
-def require_together(strategy: str, features: Mapping[str, Feature]) -> None:
-    """Raise a FuseError where verl-fuse refuses features of two parts of a strategy together."""
+def require_open(strategy: str, features: Mapping[str, Feature], refusals: Mapping[str, Sequence[str]]) -> None:
+    """Raise a FuseError where verl-fuse refuses a part of a strategy in this step, or features of two parts of it
+    together."""
     parts = [
         [features[part]] if part in features else [one for name, one in features.items() if name in features_of(part)]
         for part in strategy.split("+")
     ]
+    for one in (one for part in parts for one in part):
+        if refusals[one.name]:
+            raise FuseError(f"strategy={strategy!r}: {one.name} is refused in this step: {listed(refusals[one.name])}")
     together = excluded(None)
     for some, others in combinations(parts, 2):
         for one, other in product(some, others):
-            if one is not other and (refusals := together(one, other)):
-                said = f"{one.name} and {other.name} are refused together: {refusals[0]}"
+            if one is not other and (found := together(one, other)):
+                said = f"{one.name} and {other.name} are refused together: {found[0]}"
                 raise FuseError(f"strategy={strategy!r}: {said}")
 
 
+def preset_of(asked: AskedStep, options: SimulationOptions) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the preset of a launched run as the name of a strategy, and notes on what of it is simulated."""
+    if not asked.preset:
+        return {}, ()
+    drafts = {"speculation"} if options.acceptance is None else set[str]()
+    simulated = [one.strategy for one in asked.chosen if one.strategy and one.strategy not in drafts]
+    others = [one.name for one in asked.chosen if one.strategy not in simulated]
+    notes = [f"fuse.preset={asked.preset} switches on {', '.join(one.name for one in asked.chosen) or 'nothing'}"]
+    notes += [f"not simulated of it: {', '.join(others)}"] if others else []
+    return {asked.preset: "+".join(simulated) or "observe"}, tuple(notes)
+
+
+def _drafting(options: SimulationOptions, drafts_of: Path | None) -> SimulationOptions:
+    return options if drafts_of is None else dataclasses.replace(options, acceptance=recorded_acceptance(drafts_of))
+
+
+class Given(NamedTuple):
+    """The settings of `--set`: options, floors and keys of the workload, by their names."""
+
+    options: dict[str, Any]
+    floors: dict[str, Any]
+    step: dict[str, Any]
+
+
 def read_options(settings: list[str]) -> SimulationOptions:
-    """Read the options of a replay, which has floors of its own, from KEY=VALUE pairs."""
-    options, floors = read_settings(settings)
-    if floors:
-        raise FuseError(
-            f"--set {FLOORS}{next(iter(floors))}: a recorded run has floors of its own; allowed with WORKLOAD.yaml and "
-            "CLUSTER"
-        )
-    return options
+    """Read the options of a replay, which has a step and floors of its own, from KEY=VALUE pairs."""
+    given = read_settings(settings)
+    for prefix, data in ((FLOORS, given.floors), (STEP, given.step)):
+        if data:
+            raise FuseError(f"--set {prefix}{next(iter(data))}: a recorded run has its own; allowed without --from")
+    return read_block(SimulationOptions, given.options, "options")
 
 
-def read_settings(settings: list[str]) -> tuple[SimulationOptions, dict[str, Any]]:
-    """Read options, and floors by their names, from KEY=VALUE pairs, values as YAML."""
+def read_settings(settings: list[str]) -> Given:
+    """Read KEY=VALUE pairs, values as YAML."""
     data: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -207,8 +258,11 @@ def read_settings(settings: list[str]) -> tuple[SimulationOptions, dict[str, Any
             data[key] = _number(value)
         except yaml.YAMLError as error:
             raise FuseError(f"--set {setting!r}: the value is not YAML") from error
-    floors = {key.removeprefix(FLOORS): data.pop(key) for key in list(data) if key.startswith(FLOORS)}
-    return read_block(SimulationOptions, data, "options"), floors
+    floors, step = (
+        {key.removeprefix(prefix): data.pop(key) for key in list(data) if key.startswith(prefix)}
+        for prefix in (FLOORS, STEP)
+    )
+    return Given(data, floors, step)
 
 
 def _number(text: str) -> Any:
@@ -291,10 +345,11 @@ def _widths_data(widths: Mapping[int, tuple[CallPlan, float]]) -> list[dict[str,
     ]
 
 
-def _widths_text(widths: Mapping[int, tuple[CallPlan, float]]) -> str:
+def _widths_text(widths: Mapping[int, tuple[CallPlan, float]], own: int | None) -> str:
     fastest = min(widths, key=lambda tp: widths[tp][1])
     each = ", ".join(f"tp{tp} {seconds:.2f} s" for tp, (_, seconds) in widths.items())
-    return f"stock's generation by tensor parallelism of the rollout: {each}; stock above has the fastest, tp{fastest}"
+    has = f"the fastest, tp{fastest}" if own is None else f"the run's, tp{own}"
+    return f"stock's generation by tensor parallelism of the rollout: {each}; stock above has {has}"
 
 
 def _title(workload: Workload, cluster: Cluster, seeds: int) -> str:
@@ -398,9 +453,10 @@ def write_timelines(
 
 def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     """Print the savings table of a recorded run."""
-    features = features_of_run(find_config(located(run)[0]))
+    config = find_config(located(run)[0])
+    features = features_of_run(config)
     name, result, options = replayed(located(run)[0], options, features)
-    advice = advice_of_replay(result, features, excluded(None))
+    advice = advice_of_replay(result, features, excluded(config), open_features(config, features))
     if as_json:
         print_json(
             {
@@ -428,6 +484,13 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
             "dedicated=false."
         )
     show_advice(advice)
+
+
+def open_features(config: DictConfig | None, features: Mapping[str, Feature]) -> Collection[str]:
+    """Return the features that a recorded run could have had on, and had not."""
+    closed = {*idle_in(config, features), *features_on(config, features)}
+    closed |= {name for name, why in refusals_of(config, features).items() if why}
+    return features.keys() - closed
 
 
 def features_of_run(config: DictConfig | None) -> dict[str, Feature]:

@@ -141,8 +141,8 @@ class FuseRun(PPOTrainerSync):
             self.watch.observers.append(SampleProcesses(agent_loop_manager, rewards, timeout, self.watch.submitted))
             build_directly(agent_loop_manager, timeout)
             self.agent_errors = AgentErrors(agent_loop_manager, timeout)
-            if self.director.routing.by_prompt or has_connector(self.config):
-                announce(agent_loop_manager, timeout)
+            needed = self.director.routing.by_prompt or has_connector(self.config)
+            announce(agent_loop_manager, timeout, needed=needed)
             try:
                 super().fit(agent_loop_manager)
             except Exception:

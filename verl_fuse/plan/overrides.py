@@ -20,9 +20,10 @@ from verl_fuse.spec.composed import ACTOR, REFERENCE, ROLLOUT
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.plan import Plan, Setting
-from verl_fuse.spec.workload import Call, Workload
+from verl_fuse.spec.workload import Call, Kl, Workload
 
 REWARD_BLOCK = "reward.reward_model"
+KL_KEYS: Mapping[Kl, str] = {"loss": f"{ACTOR}.use_kl_loss", "reward": "algorithm.use_kl_in_reward"}
 # A rollout engine may take at most this share of a device's memory.
 FULLEST = 0.95
 
@@ -90,8 +91,8 @@ def workload_overrides(workload: Workload) -> dict[str, Setting]:
     }
     if workload.critic is not None:
         found |= {"critic.ppo_mini_batch_size": workload.prompts_per_update, "critic.ppo_epochs": workload.epochs}
-    if workload.reference is not None:
-        found["algorithm.use_kl_in_reward" if workload.algorithm == "ppo" else f"{ACTOR}.use_kl_loss"] = True
+    if workload.kl_term is not None:
+        found[KL_KEYS[workload.kl_term]] = True
     if not workload.old_log_prob:
         found["algorithm.rollout_correction.bypass_mode"] = True
     return found

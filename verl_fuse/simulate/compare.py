@@ -5,7 +5,7 @@ Invariants (tests/unit/simulate/test_compare.py):
 - intervals hold the mean; with one seed there is none.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -67,10 +67,10 @@ def compare(
 
 
 class Comparison:
-    """Strategies simulated on the same lengths, one step per seed. `realloc` and `all` use `plan`, the others the stock
+    """Strategies simulated on the same lengths, one step per seed, `realloc` with `plan`, the others with the stock
     placement.
 
-    Without `strategies`: all of them, `realloc` only with a plan, strategies that draft only with an acceptance.
+    Without `strategies`: all but `without`, `realloc` only with a plan, strategies that draft only with an acceptance.
     `report` is told the simulation under way; `named` has other names for strategies. `policies` have a row each, by
     these names, after the strategies: they decide in steps of observe mode.
     """
@@ -86,6 +86,7 @@ class Comparison:
         report: Callable[[str], None] = lambda text: None,
         named: Mapping[str, str] = MappingProxyType({}),
         policies: Mapping[str, SimulatedPolicy] = MappingProxyType({}),
+        without: Collection[str] = (),
     ) -> None:
         if seeds < 1:
             raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
@@ -101,6 +102,7 @@ class Comparison:
                 "run with fuse.speculation.enabled=true"
             )
         left_out = (drafting if options.acceptance is None else set()) | ({"realloc"} if plan is None else set())
+        left_out |= {*without}
         possible = [name for name in (*SIMULATED_STRATEGIES, *named) if name not in left_out]
         require_method(options.schedule)
         self._strategies = list(dict.fromkeys(["stock", *(strategies or possible)]))

@@ -21,24 +21,21 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "realloc": frozenset({"realloc"}),
     "elastic": frozenset({"elastic"}),
     "speculation": frozenset({"speculation"}),
-    "tail": frozenset({"speculation", "interstage"}),
     "zero_gradient": frozenset({"zero_gradient"}),
     "old_log_prob": frozenset({"old_log_prob"}),
-    "update": frozenset({"zero_gradient", "old_log_prob"}),
     "values": frozenset({"values"}),
     "share_prompts": frozenset({"share_prompts"}),
     "copies": frozenset({"old_log_prob", "copies"}),
     "stream": frozenset({"old_log_prob", "copies", "stream"}),
     "placement": frozenset({"placement"}),
-    "all": frozenset({"interstage", "pipeline", "realloc", "elastic"}),
 }
 """Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are
 inferred on the training workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`,
 `old_log_prob`, `values`, `share_prompts`: the switches of `fuse.update`, with metrics of what is computed; `stream`:
 the update begins on released replicas (`fuse.update.stream`), each with a copy of the actor, and `copies` is it in
 that layout after generation; `placement`: the critic on devices of its own, trained while the next step generates
-(`fuse.placement`), where that is predicted to gain; `speculation` needs an acceptance, `tail` is it with
-`interstage`; `realloc`: the plan given replaces the stock placement."""
+(`fuse.placement`), where that is predicted to gain; `speculation` needs an acceptance; `realloc`: the plan given
+replaces the stock placement."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,8 @@ class SimulationOptions:
     max_num_batched_tokens: int = field(default=8192, metadata=bounded(1))
     # Share of device memory for rollout weights and KV cache (gpu_memory_utilization).
     rollout_memory: float = field(default=0.5, metadata=bounded(0.01, 1.0))
+    # Tensor parallelism of stock's rollout; None: whichever is fastest.
+    rollout_tp: int | None = field(default=None, metadata=bounded(1))
     # Seconds between two looks at a running rollout: verl's, and verl-fuse's.
     stock_poll: float = field(default=VERL_POLL_INTERVAL, metadata=bounded(0.0))
     fuse_poll: float = field(default=0.05, metadata=bounded(0.0))

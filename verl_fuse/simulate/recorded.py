@@ -194,13 +194,14 @@ def fit_decode(recorded: ReplayedStep) -> DecodeFit:
 class Saving:
     """The saving of a feature in seconds a step, and as a share of the paid device-seconds. `note`: how, or why
     nothing; `replayed`: it comes from a replayed generation, and is as wrong as that; `stages`: the share of a stage's
-    seconds that it leaves nothing of for other features."""
+    seconds that it leaves nothing of for other features; not `known`: the run lacks what would tell it."""
 
     note: str
     seconds: float = 0.0
     device_share: float = 0.0
     replayed: bool = False
     stages: Mapping[str, float] = field(default_factory=dict)
+    known: bool = True
 
 
 @dataclass(frozen=True)

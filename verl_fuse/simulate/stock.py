@@ -119,7 +119,11 @@ def rollouts(workload: Workload, cost: CostModel, options: SimulationOptions) ->
     requests = Requests.of(lengths.prompt, lengths.response)
     longest = workload.prompt.maximum + workload.response.maximum
     needs, found = [], []
-    possible = layouts(cost, workload.actor, cost.cluster.devices, call.kind, options.engine)
+    every = list(layouts(cost, workload.actor, cost.cluster.devices, call.kind, options.engine))
+    possible = [layout for layout in every if options.rollout_tp in (None, layout.tp)]
+    if not possible:
+        widths = ", ".join(map(str, sorted({layout.tp for layout in every})))
+        raise FuseError(f"options.rollout_tp={options.rollout_tp}: needs one that divides model and node: {widths}")
     for layout in sorted(possible, key=lambda layout: layout.pp):
         if found and layout.pp > 1:
             break

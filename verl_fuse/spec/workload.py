@@ -7,8 +7,10 @@ Invariants (tests/unit/spec/test_workload.py):
 - a file with an unknown key, name or value is refused, naming it and the allowed values.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from verl_fuse.errors import FuseError
@@ -25,6 +27,8 @@ MOST_EPOCHS = 1000
 
 Role = Literal["actor", "critic", "reference", "reward"]
 CallKind = Literal["generate", "infer", "train"]
+# Where the KL divergence from the reference is: in the actor's loss, or in the reward.
+Kl = Literal["loss", "reward"]
 
 
 class Call(NamedTuple):
@@ -40,8 +44,9 @@ class Call(NamedTuple):
 class Workload:
     """`prompts` per step with `samples` responses each; training makes `epochs` passes in `minibatches` updates each.
 
-    `zero_gradient`: share of the samples all advantages of which are 0. Without `values` the critic's update computes
-    the values, before the actor's update."""
+    `zero_gradient`: share of the samples all advantages of which are 0. `kl` needs a reference; None beside one is the
+    loss with GRPO, the reward with PPO. Without `values` the critic's update computes the values, before the actor's
+    update."""
 
     algorithm: Literal["ppo", "grpo"]
     prompts: int
@@ -56,6 +61,7 @@ class Workload:
     minibatches: int = 1
     old_log_prob: bool = True
     zero_gradient: float = 0.0
+    kl: Kl | None = None
     values: bool = True
 
     def __post_init__(self) -> None:
@@ -70,6 +76,8 @@ class Workload:
                 f"workload: critic={have}; needs {'a model' if self.algorithm == 'ppo' else 'none'} with "
                 f"{self.algorithm}"
             )
+        if self.kl is not None and self.reference is None:
+            raise FuseError(f"workload: kl={self.kl!r}; needs a reference")
         if self.sequences > MOST_SEQUENCES:
             raise FuseError(
                 f"workload: prompts={self.prompts} with samples={self.samples} are {self.sequences} sequences a step; "
@@ -91,6 +99,13 @@ class Workload:
     @property
     def prompts_per_update(self) -> int:
         return self.prompts // self.minibatches
+
+    @property
+    def kl_term(self) -> Kl | None:
+        """Return where the KL divergence is; None without a reference."""
+        if self.reference is None:
+            return None
+        return self.kl or ("reward" if self.algorithm == "ppo" else "loss")
 
     def model(self, role: Role) -> Model:
         found: Model | None = getattr(self, role)
@@ -115,11 +130,12 @@ class Workload:
         return (generate, *scores, *train, Call("actor_train", "actor", "train", (*ready, *of_values)))
 
     @classmethod
-    def read(cls, path: Path) -> "Workload":
-        """Read a workload from YAML; paths in it are relative to the file. Every error names the file."""
+    def read(cls, path: Path, given: Mapping[str, Any] = MappingProxyType({})) -> "Workload":
+        """Read a workload from YAML; paths in it are relative to the file. `given` keys take the place of the file's.
+        Every error names the file."""
         data = read_yaml(path)
         try:
-            return cls.from_dict(data, path.parent)
+            return cls.from_dict({**data, **given} if isinstance(data, dict) else data, path.parent)
         except FuseError as error:
             raise FuseError(f"{path}: {error}") from error
 
@@ -148,6 +164,7 @@ class Workload:
             minibatches=read.minibatches,
             old_log_prob=read.old_log_prob,
             zero_gradient=read.zero_gradient,
+            kl=read.kl,
         )
 
 
@@ -168,3 +185,4 @@ class _File:
     minibatches: int = 1
     old_log_prob: bool = True
     zero_gradient: float = 0.0
+    kl: Kl | None = None

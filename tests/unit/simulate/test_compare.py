@@ -19,7 +19,7 @@ def test_all_strategies_see_the_same_lengths():
 
 
 def test_intervals_hold_the_mean():
-    for row in compare(ppo(), h100(), ["all"], seeds=4, options=NO_POLL):
+    for row in compare(ppo(), h100(), ["interstage+pipeline+elastic"], seeds=4, options=NO_POLL):
         for value in (row.seconds, row.speedup, row.cost, row.cost_ratio):
             assert value.low <= value.mean <= value.high
 
@@ -34,36 +34,37 @@ def test_a_plan_is_needed_for_realloc():
 
 def test_an_acceptance_is_needed_for_drafts():
     names = [row.strategy for row in compare(ppo(), h100(), seeds=1)]
-    assert not {"speculation", "tail"} & set(names)
+    assert "speculation" not in names
     with pytest.raises(FuseError, match="strategy='speculation' needs --set acceptance=SHARE"):
         compare(ppo(), h100(), ["speculation"])
-    with pytest.raises(FuseError, match="strategy='speculation', 'tail' needs --set acceptance=SHARE"):
-        compare(ppo(), h100(), ["tail", "streaming", "speculation"])
+    with pytest.raises(FuseError, match="strategy='speculation' needs --set acceptance=SHARE"):
+        compare(ppo(), h100(), ["streaming", "speculation"])
 
 
 def test_strategies_add_up():
-    rows = compare(grpo(zero_gradient=0.4), h100(), ["update", "update+interstage"], 1, None, NO_POLL)
-    assert [row.strategy for row in rows] == ["stock", "update", "update+interstage"]
+    strategies = ["zero_gradient+old_log_prob", "zero_gradient+old_log_prob+interstage"]
+    rows = compare(grpo(zero_gradient=0.4), h100(), strategies, 1, None, NO_POLL)
+    assert [row.strategy for row in rows] == ["stock", *strategies]
     assert rows[2].seconds.mean <= rows[1].seconds.mean < rows[0].seconds.mean
-    assert features_of("tail+update") == {"speculation", "interstage", "zero_gradient", "old_log_prob"}
+    assert features_of("interstage+stream") == {"interstage", "old_log_prob", "copies", "stream"}
 
 
 def test_strategies_have_other_names():
-    named = {"mine": "update+interstage", "again": "stock"}
-    assert features_of("mine+tail", named) == features_of("update+interstage+tail")
+    named = {"mine": "zero_gradient+old_log_prob+interstage", "again": "stock"}
+    assert features_of("mine+speculation", named) == features_of("zero_gradient+old_log_prob+interstage+speculation")
     rows = list(Comparison(grpo(zero_gradient=0.4), h100(), None, 1, None, NO_POLL, named=named).rows())
     seconds = {row.strategy: row.seconds.mean for row in rows}
     assert list(seconds)[-2:] == ["mine", "again"]
-    assert seconds["mine"] <= seconds["update"] < seconds["again"] == seconds["stock"]
-    with pytest.raises(FuseError, match=r"strategy='yours'; allowed: stock, .*placement, all, mine, again, or several"):
+    assert seconds["mine"] <= seconds["old_log_prob"] < seconds["again"] == seconds["stock"]
+    with pytest.raises(FuseError, match=r"strategy='yours'; allowed: stock, .*placement, mine, again, or several"):
         features_of("yours", named)
 
 
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        ("update+fast", r"strategy='update\+fast'; allowed: stock"),
-        ("update+realloc", "strategy='realloc' needs --plan"),
+        ("old_log_prob+fast", r"strategy='old_log_prob\+fast'; allowed: stock"),
+        ("old_log_prob+realloc", "strategy='realloc' needs --plan"),
         ("interstage+speculation", r"strategy='interstage\+speculation' needs --set acceptance"),
     ],
 )

@@ -60,17 +60,12 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
         "interstage",
         "pipeline",
         "elastic",
-        "zero_gradient",
-        "old_log_prob",
-        "update",
         "values",
-        "share_prompts",
-        "copies",
-        "stream",
         "placement",
-        "all",
         "advised",
     ]
+    assert "without zero_gradient: a critic's advantages are hardly ever 0" in out
+    assert "without old_log_prob: algorithm.use_kl_in_reward=true: " in out
     (strategy,) = re.findall(r"^advised: is (\S+)$", out, flags=re.MULTILINE)
     assert "stock places actor_train as" in out
     text = " ".join(out.split())
@@ -118,7 +113,7 @@ def test_pages_of_all_strategies_stay_small(tmp_path: Path):
     (tmp_path / "workload.yaml").write_text(yaml.safe_dump({**WORKLOAD, **short}))
     assert run(str(tmp_path / "workload.yaml"), "h100", "--seeds", "1", "--timeline", str(tmp_path / "out")) == 0
     sizes = {path.relative_to(tmp_path): path.stat().st_size for path in tmp_path.rglob("*.html")}
-    assert len(sizes) > 20
+    assert len(sizes) > 10
     assert {path: size for path, size in sizes.items() if size >= 50_000} == {}
     page = (tmp_path / "out/strategies.html").read_text()
     # The stages have names, and colours, of a recorded step.
@@ -152,7 +147,7 @@ def test_the_commands_of_the_readme(repo: Path, tmp_path: Path, monkeypatch: pyt
     assert len(commands) == 2
     for command in commands:
         assert run(*command.replace("--seeds 8", "--seeds 1").split()) == 0
-    assert (tmp_path / "OUT" / "all" / "timeline.html").is_file()
+    assert (tmp_path / "OUT" / "values" / "timeline.html").is_file()
 
 
 def test_a_profile_and_a_plan(tmp_path: Path, repo: Path, capsys: pytest.CaptureFixture[str]):
@@ -236,12 +231,6 @@ def test_the_advised_set_is_a_strategy_with_the_same_numbers(workload: str, caps
     assert {name: row[name] for name in advised} == advised
 
 
-def test_strategies_that_are_sums_may_have_what_no_run_can_have(workload: str, capsys: pytest.CaptureFixture[str]):
-    assert run(workload, "h100", "--seeds", "1", "--strategy", "all", "--strategy", "update+interstage", "--json") == 0
-    names = [row["strategy"] for row in json.loads(capsys.readouterr().out)["strategies"]]
-    assert names == ["stock", "all", "update+interstage"]
-
-
 @pytest.mark.parametrize(("text", "shown"), [("2.5", "2.5 USD per device and hour"), ("0.0", "costs nothing")])
 def test_costs_have_a_unit(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, shown: str):
     (tmp_path / "cluster.yaml").write_text(f"{{device: H100, price_per_device_hour: {text}}}")
@@ -256,7 +245,7 @@ def test_costs_have_a_unit(workload: str, tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "needs WORKLOAD.yaml and CLUSTER, or --from RUN_DIR"),
+        ([], "needs WORKLOAD.yaml and CLUSTER, or CLUSTER with --script FILE or -- ARGUMENTS, or --from RUN_DIR"),
         (["{w}"], "needs WORKLOAD.yaml and CLUSTER"),
         (["{w}", "h10"], "device 'h10': unknown (did you mean 'H100'?)"),
         (["{w}", "h100x0"], "cluster: nodes=0; needs a whole number >= 1"),
@@ -264,7 +253,10 @@ def test_costs_have_a_unit(workload: str, tmp_path: Path, capsys: pytest.Capture
         (["missing.yaml", "h100"], "missing.yaml: cannot be read"),
         (["{w}", "h100", "--strategy", "fast"], "strategy='fast'; allowed: stock"),
         (["{w}", "h100", "--strategy", "realloc"], "strategy='realloc' needs --plan"),
-        (["{w}", "h100", "--strategy", "pipeline+update"], "pipeline and old_log_prob are refused together"),
+        (
+            ["{w}", "h100", "--set", "step.kl=loss", "--strategy", "pipeline+old_log_prob"],
+            "pipeline and old_log_prob are refused together",
+        ),
         (["{w}", "h100", "--strategy", "values+placement"], "fuse.placement.critic='auto': fuse.update.skip_values"),
         (["{w}", "h100", "--set", "poll"], "--set 'poll': needs KEY=VALUE"),
         (["{w}", "h100", "--set", "stock_pol=1"], "options.stock_pol: unknown key (did you mean 'stock_poll'?)"),

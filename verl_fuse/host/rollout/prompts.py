@@ -8,6 +8,7 @@ whatever agent loop makes them.
 
 import asyncio
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
@@ -22,12 +23,15 @@ import ray
 from tensordict import NonTensorData, TensorDict
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.rollout.agents import asked
 from verl_fuse.host.upstream.rows import as_index
 from verl_fuse.spec.prompts import Prompt
 
 # Of a prompt's text, to find the prompt by; and of prompts that a message names.
 SHOWN_CHARACTERS = 40
 SHOWN_PROMPTS = 5
+# The parameters of verl's agent-loop workers for a prompt.
+_TOLD = {"prompt", "sampling_params", "trajectory"}
 
 
 @dataclass(slots=True)
@@ -50,25 +54,27 @@ def current_group() -> PromptGroup | None:
     return _group.get()
 
 
-def announce(agent_loop_manager: Any, timeout: float) -> None:
-    """Let the requests of all agent loops know their prompt; `timeout` is seconds an agent-loop
-    worker may take to answer."""
-    loops = getattr(agent_loop_manager, "agent_loop_workers", None)
-    if loops is None:
+def announce(agent_loop_manager: Any, timeout: float, *, needed: bool = False) -> None:
+    """Let the requests of all agent loops know their prompt: the recorded requests of a prompt are told apart by it.
+    A manager without agent-loop workers is refused where that is `needed`; a worker that does not answer within
+    `timeout` seconds costs a warning."""
+    if needed and getattr(agent_loop_manager, "agent_loop_workers", None) is None:
         raise FuseError(
             "actor_rollout_ref.rollout.agent.agent_loop_manager_class: a manager with agent_loop_workers is needed, as "
             "verl's, where requests are to "
             f"know their prompt (fuse.elastic.enabled=true, or a KV connector); {type(agent_loop_manager).__name__} "
             "has none"
         )
-    run = uuid4().hex
-    ray.get([loop.__ray_call__.remote(announce_prompts, run) for loop in loops], timeout=timeout)
+    for announced in asked(agent_loop_manager, partial(announce_prompts, run_id=uuid4().hex), timeout):
+        ray.get(announced)
 
 
 def announce_prompts(worker: Any, run_id: str) -> None:
     """Let every request of this agent-loop worker know its prompt, and its weights by run, step, and whether the step
-    validates. Runs inside the worker."""
-    run = worker._run_prompt
+    validates. A worker that does not run prompts as verl's does is left as it is. Runs inside the worker."""
+    run = getattr(worker, "_run_prompt", None)
+    if run is None or not inspect.signature(run).parameters.keys() >= _TOLD:
+        return
     if getattr(run, "func", None) is not _announced:
         worker._run_prompt = partial(_announced, run, run_id)
 

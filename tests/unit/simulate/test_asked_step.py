@@ -1,0 +1,151 @@
+"""A launched run is read as a step to simulate, and `simulate` and `check` answer alike for it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.cli.asked_step import asked_step, model_of_path
+from verl_fuse.cli.main import main
+from verl_fuse.errors import FuseError
+from verl_fuse.plan.overrides import workload_overrides
+from verl_fuse.spec.composed import ACTOR, ROLLOUT
+
+pytest.importorskip("verl")
+
+QWEN = "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct"
+COMMON = (
+    QWEN,
+    "algorithm.adv_estimator=grpo",
+    f"{ACTOR}.use_kl_loss=true",
+    f"{ACTOR}.ppo_mini_batch_size=64",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.n=8",
+    f"{ROLLOUT}.tensor_model_parallel_size=4",
+    f"{ROLLOUT}.gpu_memory_utilization=0.6",
+    "actor_rollout_ref.model.use_remove_padding=true",
+    "data.train_batch_size=256",
+    "data.max_prompt_length=1024",
+    "data.max_response_length=3072",
+    "trainer.nnodes=2",
+)
+PURE = (*COMMON, f"{ACTOR}.use_kl_loss=false", f"{ACTOR}.ppo_mini_batch_size=256", f"{ACTOR}.strategy=fsdp2")
+PPO = (
+    *(QWEN, "algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true", f"{ACTOR}.ppo_mini_batch_size=128"),
+    *(f"{ACTOR}.ppo_epochs=2", "data.train_batch_size=512", "critic.ppo_micro_batch_size_per_gpu=4"),
+    "critic.model.path=meta-llama/Llama-3.2-3B",
+    "actor_rollout_ref.model.use_remove_padding=false",
+)
+
+
+@pytest.mark.parametrize("arguments", [COMMON, PURE, PPO])
+def test_the_workload_has_the_values_of_the_run(arguments: tuple[str, ...]):
+    step = asked_step(["h100", *arguments], None, {})
+    for key, value in workload_overrides(step.workload).items():
+        assert OmegaConf.select(step.config, key) == value, key
+    assert step.workload.actor.name == "qwen2.5-7b"
+
+
+def test_what_a_launch_tells_of_models_devices_and_options():
+    step = asked_step(["h100", *COMMON], None, {})
+    assert (step.cluster.nodes, step.cluster.devices, step.cluster.device.name) == (2, 16, "H100")
+    told = {"rollout_tp": 4, "rollout_memory": 0.6, "padded": False, "engine": "fsdp", "recompute": True}
+    assert {name: step.options[name] for name in told} == told
+    assert step.assumed.keys() == {"prompt", "response", "zero_gradient"}
+    assert step.workload.response.maximum == 3072
+    ppo = asked_step(["h100", *PPO], None, {})
+    assert ppo.workload.critic
+    assert ppo.workload.critic.name.startswith("llama-3.2-3b")
+    assert (ppo.workload.epochs, ppo.workload.kl_term, ppo.options["padded"]) == (2, "reward", True)
+    assert "critic" in asked_step(["h100", *PPO, "critic.model.path=/models/mine"], None, {}).assumed
+
+
+def test_keys_of_the_command_take_the_place_of_the_runs():
+    given = {"actor": "qwen3-8b", "response": "fixed:100", "zero_gradient": 0.25}
+    step = asked_step(["h100", *COMMON, "actor_rollout_ref.model.path=/models/mine"], None, given)
+    assert (step.workload.actor.name, step.workload.reference) == ("qwen3-8b", step.workload.actor)
+    assert (step.workload.response.maximum, step.workload.zero_gradient) == (100, 0.25)
+    assert step.assumed.keys() == {"prompt"}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Qwen/Qwen2.5-Math-7B", "qwen2.5-7b"),
+        ("/models/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_size_of_a_model_is_in_its_name(path: str | None, name: str | None):
+    assert model_of_path(path) == name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["h100", *COMMON, f"{ACTOR}.ppo_mini_batch_size=100"], "ppo_mini_batch_size=100: needs a divisor of data"),
+        (["h100", *COMMON, "actor_rollout_ref.model.path=x/y"], r"model\.path='x/y': neither .*--set step\.actor="),
+        (["h100", *COMMON, "trainer.nnodes=0"], "trainer.nnodes=0: needs a whole number >= 1"),
+        ([QWEN, *COMMON], "needs CLUSTER first"),
+        (["h100"], "needs WORKLOAD.yaml and CLUSTER, or CLUSTER with --script FILE"),
+    ],
+)
+def test_what_cannot_be_read_is_named(words: list[str], message: str):
+    with pytest.raises(FuseError, match=message):
+        asked_step(words, None, {})
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return int(stop.value.code or 0)
+
+
+@pytest.mark.parametrize("arguments", [COMMON, PURE])
+def test_simulate_answers_as_check_does(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    def asked(*words: str):
+        assert run(*words) == 0
+        return json.loads(capsys.readouterr().out)
+
+    checked = asked("check", "--json", "--", *arguments)
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo " + " \\\n  ".join(arguments))
+    simulated = asked("simulate", "h100", "--script", str(script), "--seeds", "1", "--json")
+    rows = {row["strategy"]: row for row in simulated["strategies"]}
+    on = next(note for note in rows["fast"]["notes"] if note.startswith("fuse.preset=fast switches on "))
+    assert len(on.split(", ")) == len(checked["on"])
+    for switch, name in (("update.skip_zero_gradient", "zero_gradient"), ("update.skip_values", "values")):
+        assert (name in rows) is (switch in checked["on"]) is (name not in simulated["without"])
+    assert rows["fast"]["seconds"]["mean"] < rows["observe"]["seconds"]["mean"]
+    assert simulated["rollout_tp"]
+    assert {name for name in rows if name in simulated["without"]} == set()
+
+
+@pytest.mark.parametrize(
+    ("keys", "closed", "open_"),
+    [
+        ("reference: qwen2.5-0.5b", "zero_gradient", "old_log_prob"),
+        ("reference: qwen2.5-0.5b\nkl: reward", "old_log_prob", "zero_gradient"),
+        ("samples: 4", "values", "zero_gradient"),
+    ],
+)
+def test_a_workload_tells_what_is_refused(
+    keys: str, closed: str, open_: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "step.yaml"
+    step = "algorithm: grpo\nprompts: 16\nprompt: fixed:64\nresponse: fixed:64\nactor: qwen2.5-0.5b\n"
+    file.write_text(f"{step}zero_gradient: 0.4\n{keys}")
+    assert run("simulate", str(file), "h100", "--seeds", "1", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    names = [row["strategy"] for row in shown["strategies"]]
+    assert (closed in names, open_ in names, closed in shown["without"]) == (False, True, True)
+    refused = run("simulate", str(file), "h100", "--seeds", "1", "--strategy", f"observe+{closed}")
+    assert (refused, f"{closed} is refused in this step" in capsys.readouterr().err) == (2, True)

@@ -1,0 +1,182 @@
+"""Reads the step of a launched run as keys of a workload file and options of the simulator. What no launch tells is
+assumed, and said.
+
+Invariant (tests/unit/simulate/test_asked_step.py): the workload, written as verl's overrides, has the run's values.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_fuse.cli.check import with_preset
+from verl_fuse.cli.cluster_argument import read_cluster
+from verl_fuse.cli.launch import read_run
+from verl_fuse.errors import FuseError
+from verl_fuse.feature import Feature
+from verl_fuse.host.start.compat.start import require_version
+from verl_fuse.host.start.settings import foreseen
+from verl_fuse.plan.overrides import KL_KEYS, REWARD_BLOCK, workload_overrides
+from verl_fuse.spec.block import quoted
+from verl_fuse.spec.cluster import Cluster
+from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, getter, has_critic, has_reference, is_count
+from verl_fuse.spec.model_names import MODEL_NAMES
+from verl_fuse.spec.workload import Workload
+
+# Prefix of a key of the workload on the command line.
+STEP = "step."
+# By kind of tokens: the spread of the logarithm of their number.
+SPREADS = {"prompt": 0.5, "response": 0.8}
+# The median is this part of the limit.
+PART = 4
+_OPTIONS = {
+    "max_num_seqs": f"{ROLLOUT}.max_num_seqs",
+    "max_num_batched_tokens": f"{ROLLOUT}.max_num_batched_tokens",
+    "rollout_memory": f"{ROLLOUT}.gpu_memory_utilization",
+    "rollout_tp": f"{ROLLOUT}.tensor_model_parallel_size",
+    "recompute": f"{MODEL}.enable_gradient_checkpointing",
+}
+
+
+@dataclass(frozen=True)
+class AskedStep:
+    """The step to simulate. `config` is verl's configuration as far as it is known. Of a launched run: `options` are
+    the simulator's that it tells, `assumed` the keys of the workload that it does not tell, `chosen` the features that
+    `preset` switches on."""
+
+    workload: Workload
+    cluster: Cluster
+    config: DictConfig
+    options: Mapping[str, Any] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    preset: str = ""
+    chosen: tuple[Feature, ...] = ()
+
+
+def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, Any]) -> AskedStep:
+    """Read the step that a command names by WORKLOAD.yaml and CLUSTER, or by CLUSTER with a script or arguments of
+    main_ppo; `given` are keys of the workload that take the place of its own."""
+    if script is None and not any("=" in word for word in words[1:]):
+        if len(words) != 2:
+            raise FuseError(
+                "needs WORKLOAD.yaml and CLUSTER, or CLUSTER with --script FILE or -- ARGUMENTS, or --from RUN_DIR"
+            )
+        workload, cluster = Workload.read(Path(words[0]), given), read_cluster(words[1])
+        return AskedStep(workload, cluster, config_of(workload, cluster))
+    if not words or "=" in words[0]:
+        raise FuseError("needs CLUSTER first, which names the kind of device, such as h100")
+    require_version()
+    cluster, run = read_cluster(words[0]), read_run(words[1:], script)
+    preset, step = with_preset(run.config), launched_step(run.config, given)
+    return AskedStep(
+        Workload.from_dict(step.workload),
+        devices_of(run.config, cluster),
+        run.config,
+        step.options,
+        step.assumed,
+        preset,
+        tuple(choice.feature for choice in foreseen(run.config, preset) if not choice.reasons),
+    )
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """The keys of a workload file and the simulator's options that a configuration tells. `assumed`: the keys of the
+    workload that it does not tell."""
+
+    workload: dict[str, Any]
+    options: dict[str, Any]
+    assumed: dict[str, Any]
+
+
+def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
+    """Read the step of a run's configuration; `given` are keys of the workload that take the place of the run's. A
+    FuseError names a value that cannot be read."""
+    get = getter(config)
+    critic = has_critic(get)
+    prompts, size = (_count(get, key) for key in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"))
+    if prompts % size:
+        raise FuseError(f"{ACTOR}.ppo_mini_batch_size={size}: needs a divisor of data.train_batch_size={prompts}")
+    assumed: dict[str, Any] = {}
+    for kind, sigma in SPREADS.items():
+        limit = _count(get, f"data.max_{kind}_length")
+        assumed[kind] = f"lognormal:median={max(1, limit // PART)},sigma={sigma},max={limit}"
+    found: dict[str, Any] = {
+        "algorithm": "ppo" if critic else "grpo",
+        "prompts": prompts,
+        "samples": _count(get, f"{ROLLOUT}.n"),
+        "minibatches": prompts // size,
+        "epochs": _count(get, f"{ACTOR}.ppo_epochs"),
+        "old_log_prob": not get("algorithm.rollout_correction.bypass_mode"),
+        "kl": next((kl for kl, key in KL_KEYS.items() if get(key)), None),
+        **assumed,
+        "actor": given.get("actor") or _named(get, f"{MODEL}.path", "actor"),
+    }
+    found |= {"reference": found["actor"]} if has_reference(get) else {}
+    if critic:
+        known = model_of_path(get("critic.model.path"))
+        found["critic"] = known or found["actor"]
+        assumed |= {} if known else {"critic": found["actor"]}
+    else:
+        assumed["zero_gradient"] = 0.0
+    if get(f"{REWARD_BLOCK}.enable"):
+        found["reward"] = given.get("reward") or _named(get, f"{REWARD_BLOCK}.model_path", "reward")
+    open_ = {key: text for key, text in assumed.items() if key not in given}
+    return LaunchedStep({**found, **given}, _options(get), open_)
+
+
+def _options(get: Get) -> dict[str, Any]:
+    options = {name: get(key) for name, key in _OPTIONS.items() if get(key) is not None}
+    strategy = get(f"{ACTOR}.strategy")
+    return {
+        **options,
+        "padded": not get(f"{MODEL}.use_remove_padding"),
+        "engine": "megatron" if strategy == "megatron" else "fsdp",
+    }
+
+
+def devices_of(config: DictConfig, cluster: Cluster) -> Cluster:
+    """Return the cluster with as many nodes and devices as the run has."""
+    get = getter(config)
+    nodes, each = (_count(get, f"trainer.{key}") for key in ("nnodes", "n_gpus_per_node"))
+    return replace(cluster, nodes=nodes, devices_per_node=each)
+
+
+def config_of(workload: Workload, cluster: Cluster) -> DictConfig:
+    """Return verl's configuration as far as a workload and a cluster tell it."""
+    config = OmegaConf.create()
+    devices = {"trainer.nnodes": cluster.nodes, "trainer.n_gpus_per_node": cluster.devices_per_node}
+    for key, value in {**workload_overrides(workload), **devices}.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
+
+
+def model_of_path(path: object) -> str | None:
+    """Return the folder of a model that is there, or the size name with the most parts that are all in the path's last
+    name, as `Qwen/Qwen2.5-Math-7B` has qwen2.5 and 7b; None where there is neither."""
+    text = str(path or "")
+    if os.path.isfile(os.path.join(text, "config.json")):
+        return str(Path(text).absolute())
+    parts = set(re.split(r"[-_ ]", Path(text).name.lower()))
+    fitting = [name for name in MODEL_NAMES if parts.issuperset(name.split("-"))]
+    return max(fitting, key=lambda name: name.count("-"), default=None)
+
+
+def _named(get: Get, key: str, role: str) -> str:
+    if (name := model_of_path(get(key))) is None:
+        raise FuseError(
+            f"{key}={quoted(get(key))}: neither a folder with a config.json nor of a known size; --set {STEP}{role}= "
+            f"takes the path of a config.json, or one of {', '.join(MODEL_NAMES)}"
+        )
+    return name
+
+
+def _count(get: Get, key: str) -> int:
+    value = get(key)
+    if not is_count(value) or isinstance(value, bool):
+        raise FuseError(f"{key}={quoted(value)}: needs a whole number >= 1")
+    return value
