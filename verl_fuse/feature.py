@@ -36,7 +36,7 @@ def _always(_get: Get) -> str | None:
 class Feature:
     """`keys` of the block `fuse` switch the feature on; the first is its switch. `presets`: the keys that a preset sets
     beside them, by the presets that try the feature. `idle` returns the reason why it has nothing to do in a run,
-    `slower` the measurement by which it makes a run slower, or None.
+    `slower` the measurement by which it makes a run slower, or None. `takes` tells the memory that a user must have.
 
     `measured`: seconds of stock verl over seconds with the feature, of a step or of the part of it that the feature
     shortens, as its README has them (1: no gain was measured). `strategy` is the simulator's
@@ -50,6 +50,7 @@ class Feature:
     presets: Mapping[PresetName, Mapping[str, Any]] = field(default_factory=dict)
     idle: Callable[[Get], str | None] = _always
     slower: Callable[[Get], str | None] = _always
+    takes: str = ""
     measured: float = 1.0
     strategy: str = ""
     beside: str = ""

@@ -56,6 +56,7 @@ FEATURES = (
         {"interstage.enabled": True, "interstage.layout": "slices", "interstage.migration_threshold": "auto"},
         presets={"fast": {}},
         idle=_nothing_to_infer,
+        takes="host memory for each rollout replica: the parameters of every model that infers, counted before step 1",
         measured=1.27,
         strategy="interstage",
         saving=_moved_tail,

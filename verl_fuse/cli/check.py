@@ -1,7 +1,7 @@
 """`verl-fuse check -- ARGUMENTS`: tells what `fuse.preset=fast`, or `safe` where the arguments have it, does for a run
 of verl, without running anything."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -19,6 +19,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
+from verl_fuse.host.start.preset import Choice
 from verl_fuse.host.start.settings import foreseen, unlocking
 from verl_fuse.host.upstream.versions import installed
 from verl_fuse.spec.block import key_of, quoted, written
@@ -71,13 +72,14 @@ def check(
     preset = with_preset(run.config)
     if asked is not None and asked not in get_args(PresetName):
         run.faulty[f"{PRESET_KEY}={quoted(asked)}"] = f"allowed: {', '.join(get_args(PresetName))}"
-    report = _report(run, preset)
+    choices = foreseen(run.config, preset)
+    report = _report(run, preset, choices)
     for note in run.notes:
         typer.echo(f"verl-fuse: {note}", err=True)
     if as_json:
         print_json(report)
         return
-    _show(report, preset, run.unset or {})
+    _show(report, preset, run.unset or {}, [choice for choice in choices if not choice.reasons])
 
 
 def with_preset(config: DictConfig) -> PresetName:
@@ -90,12 +92,11 @@ def with_preset(config: DictConfig) -> PresetName:
     return preset
 
 
-def _report(run: Run, preset: PresetName) -> dict[str, Any]:
+def _report(run: Run, preset: PresetName, choices: Sequence[Choice]) -> dict[str, Any]:
     config = run.config
     problems = [*(f"{override}: {why}" for override, why in run.faulty.items()), *refused(config, ())]
     ours = [key for key in run.unknown if key.startswith("fuse.")]
     problems += [no_such_key(config, shown(argument)) for argument in run.arguments if key_of(argument) in ours]
-    choices = foreseen(config, preset)
     on = [choice.feature.switch for choice in choices if not choice.reasons]
     unlock = {switch: list(_overrides(keys, run)) for switch, keys in unlocking(config, choices).items()}
     to_paste = (*SWITCH[run.has_fuse :], f"{PRESET_KEY}={preset}") if on and not problems else ()
@@ -119,8 +120,15 @@ def _overrides(keys: Mapping[str, Any], run: Run) -> Iterator[str]:
         yield f"{'' if there else '++'}{key}={written(value)}"
 
 
-def _show(report: Mapping[str, Any], preset: PresetName, unset: Mapping[str, list[str]]) -> None:
+def _show(
+    report: Mapping[str, Any], preset: PresetName, unset: Mapping[str, list[str]], chosen: Sequence[Choice]
+) -> None:
     say(f"{PRESET_KEY}={preset} switches on: {', '.join(report['on']) or 'nothing'}")
+    keys = {key: value for choice in chosen for key, value in choice.keys.items() if value is not True}
+    if keys:
+        say(f"with {' '.join(f'fuse.{key}={written(value)}' for key, value in keys.items())}")
+    for feature in (choice.feature for choice in chosen if choice.feature.takes):
+        say(f"{feature.switch} takes {feature.takes}")
     for switch, reasons in report["off"].items():
         say(f"without {switch}:")
         for reason in reasons:

@@ -1,6 +1,7 @@
 """`verl-fuse check`: what the preset does for arguments, scripts and YAML files of verl, as text and JSON."""
 
 import json
+import re
 import os
 import subprocess
 import sys
@@ -193,7 +194,9 @@ def test_the_text_names_all_of_it_and_marks_another_training(said):
     code, out, _ = said("--", *COMMON, KL, "trainer.no_such=1", "actor_rollout_ref.model.use_liger=true")
     out = " ".join(out.split())
     assert code == 0
-    assert f"fuse.preset=fast switches on: {', '.join([*ON[:2], 'update.balance'])} without" in out
+    assert f"fuse.preset=fast switches on: {', '.join([*ON[:2], 'update.balance'])} with fuse.interstage." in out
+    assert "with fuse.interstage.layout=slices fuse.interstage.migration_threshold=auto interstage.enabled takes" in out
+    assert re.search(r"takes host memory for each rollout replica: [^:]+ without", out)
     assert f"with {ACTOR}.use_kl_loss=false it is on (other training: {ACTOR}.use_kl_loss)" in out
     assert "with actor_rollout_ref.model.use_liger=false it is on Not in verl" in out, (
         "other kernels are no other training"
