@@ -123,6 +123,7 @@ def started_during_generation(spans: Timeline) -> set[str]:
 def test_the_timeline_has_every_request_rank_lane_and_stage(resumed):
     spans = timeline(resumed, 4)
     assert {"lane train", "rank 0", "rank 1", "replica 0", "replica 1", "step"} == set(spans.tracks)
+    assert len({span.args["prompt"] for span in spans.spans if span.name == "request"}) == PROMPTS
     requests = [span for track in ("replica 0", "replica 1") for span in spans.on(track)]
     assert len(requests) == SAMPLES
     assert all(span.args["response_tokens"] > 0 and span.args["stop_reason"] for span in requests)

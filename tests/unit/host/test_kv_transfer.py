@@ -87,3 +87,14 @@ def test_weights_of_two_runs_two_steps_and_a_validation_have_names_of_their_own(
             trajectory = {"step": step, "validate": validate}
             names.add(asyncio.run(worker._run_prompt({"uid": "u"}, {}, trajectory=trajectory)))
     assert len(names) == 6
+
+
+def test_a_worker_that_runs_prompts_another_way_is_left_as_it_is():
+    class Worker:
+        async def _run_prompt(self, sample):
+            return sample
+
+    for worker in (Worker(), object()):
+        before = vars(worker).copy() if isinstance(worker, Worker) else None
+        announce_prompts(worker, "run")
+        assert (vars(worker) if isinstance(worker, Worker) else None) == before
