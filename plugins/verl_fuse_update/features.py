@@ -249,6 +249,7 @@ FEATURES = (
         presets={"safe": {}, "fast": {}},
         # The update.
         measured=1.11,
+        strategy="response_logits",
         most=_of_the_logits,
     ),
     Feature(

@@ -49,3 +49,17 @@ def test_training_passes(row: list[float]):
     assert forward + backward == pytest.approx(training, rel=0.09)
     entropy = [cost.infer(MODEL, layout, Mesh(0, 1), batch, 1, entropy=also) for also in (True, False)]
     assert entropy[0] - entropy[1] == pytest.approx(with_entropy - log_probs, rel=0.15)
+
+
+@pytest.mark.parametrize("row", PASSES["training"]["logits"]["rows"], ids=str)
+def test_passes_with_logits_of_responses_alone(row: list[float]):
+    """No constant was chosen by these."""
+    count, length, prompt, training, log_probs = row
+    cost, layout, batch = AnalyticCost(ONE, FRAMEWORK), Layout(shards=1), Batch.equal(count, length)
+    fewer = dataclasses.replace(batch, logits=count * (length - prompt))
+    forward, less = (cost.stage_seconds(MODEL, layout, one)[0] for one in (batch, fewer))
+    backward, least = (
+        cost.stage_seconds(MODEL, layout, one, backward=True, recompute=True)[0] for one in (batch, fewer)
+    )
+    assert less / forward == pytest.approx(log_probs, abs=0.03)
+    assert (less + least) / (forward + backward) == pytest.approx(training, abs=0.03)

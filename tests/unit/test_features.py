@@ -16,7 +16,7 @@ from verl_fuse.advice import Gain, chosen_of
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import GROUPS
 from verl_fuse.cli.refused import excluded, refused
-from verl_fuse.cli.simulate import require_together
+from verl_fuse.cli.simulate import require_open
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH, Feature
 from verl_fuse.host.start.preset import choose
@@ -98,7 +98,7 @@ def test_presets_advice_and_simulator_agree_with_the_refusals_of_each_pair(pair)
     variants = one.switch == other.switch
     assert advised == ([one.name] if refusals or variants else [one.name, other.name])
     with pytest.raises(FuseError, match=f"{one.name} and {other.name} are refused") if refusals else nullcontext():
-        require_together(f"{one.name}+{other.name}", FEATURES)
+        require_open(f"{one.name}+{other.name}", FEATURES, dict.fromkeys(FEATURES, ()))
 
 
 @pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)

@@ -52,7 +52,7 @@ class AnalyticCost:
         block = self.block(model, layout, batch, backward=backward)
         if backward and recompute:
             block += self.block(model, layout, batch)
-        head = self.head(model, layout, batch.tokens, backward=backward)
+        head = self.head(model, layout, batch.head_tokens, backward=backward)
         embedding = self.embedding(model, layout, batch.tokens)
         hop = self._hop(model, layout, batch.tokens)
         floor = 0.0 if backward else self.engine.microbatch
@@ -74,7 +74,7 @@ class AnalyticCost:
         seconds = self._call(batch) + _pipeline(stages, microbatches)
         if not entropy:
             return seconds
-        return seconds + shard.entropy_bytes(model, layout, batch.tokens / layout.dp) / self._bandwidth
+        return seconds + shard.entropy_bytes(model, layout, batch.head_tokens / layout.dp) / self._bandwidth
 
     def train(
         self,

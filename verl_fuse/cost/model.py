@@ -22,11 +22,18 @@ Numbers = Any
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The totals over sequences: their number, their tokens, and the sum of squared lengths (the cost of attention)."""
+    """The totals over sequences: their number, their tokens, and the sum of squared lengths (the cost of attention);
+    the tokens that have logits, where they are not all."""
 
     sequences: float
     tokens: float
     squares: float
+    logits: float | None = None
+
+    @property
+    def head_tokens(self) -> float:
+        """Return the number of tokens that have logits."""
+        return self.tokens if self.logits is None else self.logits
 
     @classmethod
     def of(cls, lengths: np.ndarray) -> "Batch":
@@ -49,7 +56,8 @@ class Batch:
 
     def split(self, parts: int) -> "Batch":
         """Return one of `parts` equal parts."""
-        return Batch(self.sequences / parts, self.tokens / parts, self.squares / parts)
+        logits = None if self.logits is None else self.logits / parts
+        return Batch(self.sequences / parts, self.tokens / parts, self.squares / parts, logits)
 
 
 @dataclass(frozen=True, slots=True)

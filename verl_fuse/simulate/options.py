@@ -25,17 +25,18 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "old_log_prob": frozenset({"old_log_prob"}),
     "values": frozenset({"values"}),
     "share_prompts": frozenset({"share_prompts"}),
+    "response_logits": frozenset({"response_logits"}),
     "copies": frozenset({"old_log_prob", "copies"}),
     "stream": frozenset({"old_log_prob", "copies", "stream"}),
     "placement": frozenset({"placement"}),
 }
 """Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are
 inferred on the training workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`,
-`old_log_prob`, `values`, `share_prompts`: the switches of `fuse.update`, with metrics of what is computed; `stream`:
-the update begins on released replicas (`fuse.update.stream`), each with a copy of the actor, and `copies` is it in
-that layout after generation; `placement`: the critic on devices of its own, trained while the next step generates
-(`fuse.placement`), where that is predicted to gain; `speculation` needs an acceptance; `realloc`: the plan given
-replaces the stock placement."""
+`old_log_prob`, `values`, `share_prompts`, `response_logits`: the switches of `fuse.update`, with metrics of what is
+computed; `stream`: the update begins on released replicas (`fuse.update.stream`), each with a copy of the actor, and
+`copies` is it in that layout after generation; `placement`: the critic on devices of its own, trained while the next
+step generates (`fuse.placement`), where that is predicted to gain; `speculation` needs an acceptance; `realloc`: the
+plan given replaces the stock placement."""
 
 
 @dataclass(frozen=True)

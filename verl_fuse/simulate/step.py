@@ -234,6 +234,10 @@ def step_tasks(
         else call_batch(workload, c, plan.call(c.name), tokens, options)
         for c in workload.calls[1:]
     }
+    for c in workload.calls[1:]:
+        # The head of a value model makes one number a token.
+        if "response_logits" in features and c.role in ("actor", "reference") and plan.call(c.name).layout.shards:
+            batches[c.name] = replace(batches[c.name], logits=float(lengths.response.sum()))
     rollout_mesh = plan.call("actor_generate").mesh
     infer = [call for call in workload.calls if call.kind == "infer"]
     # What the first mini-batch leaves of a pass is not streamed.

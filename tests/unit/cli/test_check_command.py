@@ -1,8 +1,8 @@
 """`verl-fuse check`: what the preset does for arguments, scripts and YAML files of verl, as text and JSON."""
 
 import json
-import re
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path

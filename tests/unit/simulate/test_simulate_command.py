@@ -61,6 +61,7 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
         "pipeline",
         "elastic",
         "values",
+        "response_logits",
         "placement",
         "advised",
     ]

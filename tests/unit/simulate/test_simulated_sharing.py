@@ -78,3 +78,17 @@ def test_where_nothing_is_shared_the_step_is_stocks_and_says_why():
     found = run(grpo(), "share_prompts", megatron)
     assert found.seconds == run(grpo(), "observe", megatron).seconds
     assert found.notes == ("prompts are shared by FSDP's engines alone (--set engine=fsdp)",)
+
+
+def test_logits_of_responses_alone_shorten_update_and_passes_of_fsdp():
+    workload = grpo(prompt="uniform:900-1100", response="uniform:400-600", samples=8, prompts=16)
+    plain, fewer, both = (
+        run(workload, name) for name in ("observe", "response_logits", "response_logits+share_prompts")
+    )
+    for stage in ("update_actor", "old_log_prob"):
+        assert 0.7 * plain.stages[stage] < fewer.stages[stage] < plain.stages[stage]
+        assert both.stages[stage] < fewer.stages[stage]
+    assert fewer.stages["gen"] == plain.stages["gen"]
+    megatron = replace(NO_POLL, engine="megatron")
+    same = [run(workload, name, megatron).seconds for name in ("observe", "response_logits")]
+    assert same[0] == same[1]

@@ -230,7 +230,7 @@ def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
         match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, "
-        r"speculation, zero_gradient, old_log_prob, values, share_prompts, copies, stream, "
+        r"speculation, zero_gradient, old_log_prob, values, share_prompts, response_logits, copies, stream, "
         r"placement, or several",
     ):
         run(ppo(), "fast")
