@@ -14,7 +14,7 @@ from verl_fuse.cli.schedule_from_model import from_model
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule import cache
-from verl_fuse.schedule.methods import METHODS, solve
+from verl_fuse.schedule.methods import INSTALL, METHODS, has_solver, possible_methods, solve
 from verl_fuse.schedule.render import write_picture
 from verl_fuse.schedule.render.curve import summary
 from verl_fuse.schedule.render.text import text_page
@@ -87,6 +87,8 @@ def solve_command(
     if cached is not None:
         schedule = cached
     else:
+        if method == "portfolio" and not has_solver():
+            typer.echo(f"verl-fuse: annealing alone: {INSTALL} adds a search that proves optima", err=True)
         with ProgressNotes(f"{method}: {problem.ops} ops on {problem.ranks} ranks") as report:
             schedule = solve(problem, method, Budget(_left(until), seed, workers, report))
     if out is not None:
@@ -138,7 +140,8 @@ def compare(
     until = begun(context) + time_limit
     problem, found, interrupted = ScheduleProblem.read(problem_file), [], False
     with ProgressNotes(f"{problem.ops} ops on {problem.ranks} ranks") as report:
-        for left, method in zip(range(len(METHODS), 0, -1), METHODS, strict=True):
+        methods = possible_methods()
+        for left, method in zip(range(len(methods), 0, -1), methods, strict=True):
             report(method)
             budget = Budget(_left(until) / left, seed, workers, lambda text, method=method: report(f"{method}: {text}"))
             try:

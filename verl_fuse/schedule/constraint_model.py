@@ -15,26 +15,7 @@ from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.bounds import Limits, heads, tails
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.schedule.ticks import Scale, scale_for
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Ticks of time and of memory."""
-
-    time: Scale
-    memory: Scale
-
-    @property
-    def exact(self) -> bool:
-        return self.time.exact and self.memory.exact
-
-
-def scales(table: OpTable) -> Scales:
-    problem = table.problem
-    times = [problem.transfer, *(cost for p in problem.pipelines for cost in (*p.forward, *p.backward))]
-    memory = [a for p in problem.pipelines for a in p.activation]
-    return Scales(scale_for(times), scale_for(memory))
+from verl_fuse.schedule.ticks import Scales
 
 
 @dataclass

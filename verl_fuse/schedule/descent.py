@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from verl_fuse.schedule.bounds import makespan_bound, memory_bound
-from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.greedy import candidates
 from verl_fuse.schedule.serial import serial
 from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Bounds, Budget, Solution
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import scales
 
 MAKESPAN_SHARE = 0.6
 """Part of the time that the makespan may take before memory has its turn; what memory leaves

@@ -10,10 +10,11 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from verl_fuse.errors import FuseError
-from verl_fuse.schedule.constraint_model import build, scales, solver_for
+from verl_fuse.schedule.constraint_model import build, solver_for
 from verl_fuse.schedule.descent import Attempt, Goal, descend
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import scales
 from verl_fuse.schedule.timing import orders_of
 
 EXACT_MAX_OPS = 6000

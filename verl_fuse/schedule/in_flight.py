@@ -16,11 +16,12 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.bounds import Limits, makespan_bound
-from verl_fuse.schedule.constraint_model import build, scales, solver_for
+from verl_fuse.schedule.constraint_model import build, solver_for
 from verl_fuse.schedule.descent import Attempt, Goal
 from verl_fuse.schedule.serial import serial
 from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Budget, from_orders
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import scales
 from verl_fuse.schedule.timing import orders_of
 
 FIRST_EFFORT_SHARE = 4.0

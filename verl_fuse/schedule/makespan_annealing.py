@@ -9,12 +9,12 @@ on a critical path are swapped, and memory is a limit that is lowered step by st
 
 import numpy as np
 
-from verl_fuse.schedule.constraint_model import Scales, scales
 from verl_fuse.schedule.descent import Attempt, Goal, descend
 from verl_fuse.schedule.greedy import candidates
 from verl_fuse.schedule.priorities import PrioritySearch
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import Scales, scales
 from verl_fuse.schedule.timing import orders_of
 
 OPS_TIMED_PER_SECOND = 5e8

@@ -6,11 +6,11 @@ seed give one result unless the clock stops it.
 
 import numpy as np
 
-from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.descent import Attempt, Goal
 from verl_fuse.schedule.makespan_annealing import LEAST_OPS_PER_SWAP
 from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, from_orders
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import scales
 
 SWAPPED_OPS_PER_SECOND = 8e8
 """Swaps times ops per second of effort: what one core manages."""

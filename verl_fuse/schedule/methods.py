@@ -6,6 +6,7 @@ constraint solver and the compiler take longer to import than a bad problem take
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, finish, trivial_bounds
@@ -27,10 +28,25 @@ METHODS = {
 """Modules by method, from the quickest to the best."""
 
 
+SOLVER, INSTALL = "ortools", "pip install 'verl-fuse[solver]'"
+
+
+def has_solver() -> bool:
+    """Tell whether CP-SAT is installed, which `exact` needs and `portfolio` uses."""
+    return find_spec(SOLVER) is not None
+
+
+def possible_methods() -> list[str]:
+    """Return the methods that can run with what is installed."""
+    return [method for method in METHODS if method != "exact" or has_solver()]
+
+
 def require_method(method: str) -> None:
-    """Raise a FuseError that names the methods when `method` is none of them."""
+    """Raise a FuseError that names the methods when `method` is none of them, or that tells what it lacks."""
     if method not in METHODS:
         raise FuseError(f"method={method!r}; allowed: {', '.join(METHODS)}")
+    if method not in possible_methods():
+        raise FuseError(f"method={method!r}: needs OR-tools ({INSTALL}); without: {', '.join(possible_methods())}")
 
 
 def solve(problem: ScheduleProblem, method: str, budget: Budget) -> Schedule:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 
+from verl_fuse.schedule.table import OpTable
+
 MAX_SCALE = 10_000
 GRID = 20_000
 """Ticks per longest duration when no exact scale exists."""
@@ -44,3 +46,23 @@ def scale_for(values: list[float]) -> Scale:
         if denominator > MAX_SCALE:
             return Scale(Fraction(GRID) / max(fractions), False)
     return Scale(Fraction(denominator), True)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Ticks of time and of memory."""
+
+    time: Scale
+    memory: Scale
+
+    @property
+    def exact(self) -> bool:
+        return self.time.exact and self.memory.exact
+
+
+def scales(table: OpTable) -> Scales:
+    """Return the ticks of all times, and of all memory, of a problem."""
+    problem = table.problem
+    times = [problem.transfer, *(cost for p in problem.pipelines for cost in (*p.forward, *p.backward))]
+    memory = [a for p in problem.pipelines for a in p.activation]
+    return Scales(scale_for(times), scale_for(memory))

@@ -157,3 +157,28 @@ except SystemExit as exit_:
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout == "2 []\n"
+
+
+def test_without_or_tools_annealing_solves_and_exact_says_what_it_lacks(problem_file, tmp_path):
+    script = f"""
+import sys
+sys.modules["ortools"] = None
+from verl_fuse.cli.main import main
+for arguments in (
+    ["solve", {str(problem_file)!r}, "--no-cache", "--time-limit", "5"],
+    ["compare", {str(problem_file)!r}, "--time-limit", "3", "--json"],
+    ["solve", {str(problem_file)!r}, "--method", "exact"],
+):
+    try:
+        main(["schedule", *arguments])
+    except SystemExit as exit_:
+        print("exit", exit_.code)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.count("exit 0") == 2
+    assert done.stdout.endswith("exit 2\n")
+    assert "annealing alone: pip install 'verl-fuse[solver]'" in done.stderr
+    assert "method='exact': needs OR-tools (pip install 'verl-fuse[solver]')" in done.stderr
+    found = json.loads(done.stdout.split("exit 0\n")[1])["methods"]
+    assert [one["method"] for one in found] == ["serial", "back-to-back", "greedy", "annealed", "portfolio"]
+    assert found[-1]["makespan"] <= min(one["makespan"] for one in found)

@@ -6,12 +6,12 @@ from checker import faults
 from problems import PUBLISHED, published, random_problem
 
 from verl_fuse.schedule import memory_kernel, swap_kernel
-from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.greedy import candidates
 from verl_fuse.schedule.memory_annealing import MemoryAnnealing
 from verl_fuse.schedule.solution import Solution, finish, trivial_bounds
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import scales
 
 FOREVER = float("inf")
 

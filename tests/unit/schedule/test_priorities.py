@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from problems import PUBLISHED, published
 
-from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.greedy import in_flight, list_schedule
 from verl_fuse.schedule.priorities import EXTRAS, PrioritySearch
 from verl_fuse.schedule.solution import from_orders
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import scales
 from verl_fuse.schedule.timing import orders_of, rank_peaks
 
 

@@ -7,9 +7,9 @@ import pytest
 from problems import PUBLISHED, published, random_problem, two_ranks
 
 from verl_fuse.schedule import swap_kernel
-from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.greedy import candidates
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import scales
 from verl_fuse.schedule.timing import earliest_starts
 
 
