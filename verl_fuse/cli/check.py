@@ -13,8 +13,9 @@ from verl_fuse.cli.launch import Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import refused
-from verl_fuse.cli.report import LOGGER, METRICS_FILE, METRICS_PATH_VARIABLE
+from verl_fuse.cli.report import LOGGER
 from verl_fuse.cli.shell import shown
+from verl_fuse.compare.run import METRICS_FILE, METRICS_PATH_VARIABLE
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.host.names import TRAINER_MODE

@@ -21,9 +21,10 @@ from verl_fuse.cli.composition import compose_what_fits, select, select_path
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.output import examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
-from verl_fuse.cli.report import METRICS_FILE, METRICS_PATH_VARIABLE, print_summary, read_metrics
+from verl_fuse.cli.report import print_summary, read_metrics
 from verl_fuse.cli.screen import Tail, last_lines
 from verl_fuse.cli.shell import TRAINER
+from verl_fuse.compare.run import METRICS_FILE, METRICS_PATH_VARIABLE
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.data_rows import row_refusals
