@@ -9,7 +9,7 @@ import typer
 from omegaconf import OmegaConf
 
 from verl_fuse.cli.composition import no_such_key
-from verl_fuse.cli.launch import Run, read_run
+from verl_fuse.cli.launch import PRESET_KEY, Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import refused
@@ -27,7 +27,7 @@ from verl_fuse.spec.block import key_of, quoted, written
 app = typer.Typer(add_completion=False)
 
 PRESET: PresetName = "fast"
-MODE, PRESET_KEY = "trainer.v1.trainer_mode", "fuse.preset"
+MODE = "trainer.v1.trainer_mode"
 # Modes in which the run is synchronous; verl's others train on samples of older weights.
 _SYNCHRONOUS = (None, "sync", TRAINER_MODE)
 # Ends of keys of where, by which engine and by which kernels something is computed: other values train the same, up to

@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.start.mini_batches import mini_batch_refusals
+from verl_fuse.host.start.mini_batches import batch_refusals, mini_batch_refusals
 from verl_fuse.host.start.settings import load_settings
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -186,7 +186,7 @@ BATCH = "data.train_batch_size"
     ],
 )
 def test_batches_are_those_that_verl_starts_with(changes, messages):
-    assert refused(**changes) == messages
+    assert {found.key: str(found) for found in batch_refusals(configuration(**changes))} == messages
 
 
 def test_it_is_refused_with_everything_else():

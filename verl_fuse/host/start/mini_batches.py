@@ -29,13 +29,9 @@ _BATCH = "data.train_batch_size"
 
 
 def mini_batch_refusals(config: DictConfig) -> Iterator[Refusal]:
-    """Refuse a mini-batch that the data-parallel ranks of actor or critic do not divide, or larger than the batch, and
-    a batch that verl does not spread over its devices."""
+    """Refuse a mini-batch that the data-parallel ranks of actor or critic do not divide."""
     get = getter(config)
-    if is_legacy(config):
-        return
-    yield from _of_batch(get)
-    if is_validation_only(get):
+    if is_legacy(config) or is_validation_only(get):
         return
     samples = get(f"{ROLLOUT}.n")
     for role in _trained(get):
@@ -51,10 +47,12 @@ def mini_batch_refusals(config: DictConfig) -> Iterator[Refusal]:
             yield Refusal(key, prompts, allowed)
 
 
-def _of_batch(get: Get) -> Iterator[Refusal]:
-    """Refuse what verl asserts of models whose micro-batches are not cut by tokens."""
+def batch_refusals(config: DictConfig) -> Iterator[Refusal]:
+    """Refuse a mini-batch larger than the batch, and a batch that verl does not spread over its devices, where
+    micro-batches are not cut by tokens."""
+    get = getter(config)
     batch, samples = get(_BATCH), get(f"{ROLLOUT}.n")
-    if not is_count(batch):
+    if is_legacy(config) or not is_count(batch):
         return
     for role in (ACTOR, CRITIC) if has_critic(get) else (ACTOR,):
         key = f"{role}.ppo_mini_batch_size"

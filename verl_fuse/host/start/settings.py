@@ -25,7 +25,7 @@ from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
 from verl_fuse.host.start.data_rows import row_refusals
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
-from verl_fuse.host.start.mini_batches import mini_batch_refusals
+from verl_fuse.host.start.mini_batches import batch_refusals, mini_batch_refusals
 from verl_fuse.host.start.out_of_reach import out_of_reach
 from verl_fuse.host.start.preset import Choice, Problems, choose, slower_features, unlocked, with_keys
 from verl_fuse.host.start.registered import name_refusals
@@ -39,8 +39,8 @@ T = TypeVar("T")
 Refuses = Callable[[DictConfig], Iterable[object]]
 
 _CHECKS: tuple[Refuses, ...] = (micro_batch_refusals, mini_batch_refusals, adapter_refusals)
-# They look at what a recorded run need not have any more, such as its files.
-_CHECKS_OF_START: tuple[Refuses, ...] = (row_refusals, resume_refusals, step_refusals)
+# They look at what a recorded run need not have any more, such as its files, or at what a script need not tell.
+_CHECKS_OF_START: tuple[Refuses, ...] = (row_refusals, resume_refusals, step_refusals, batch_refusals)
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Settings:
 
 def load_settings(config: DictConfig, *, starting: bool = False, own_program: bool = False) -> Settings:
     """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting, with `starting`
-    its data, its checkpoint and, unless the run starts from an `own_program` of the user's, the names that verl looks
-    up too. Otherwise the keys left to `fuse.preset` are set in `config`."""
+    its data, its checkpoint, its batches and, unless the run starts from an `own_program` of the user's, the names
+    that verl looks up too. Otherwise the keys left to `fuse.preset` are set in `config`."""
     node = _fuse_node(config)
     problems: list[object] = []
     core_names = {f.name for f in fields(CoreBlock)}
