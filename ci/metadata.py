@@ -4,8 +4,8 @@ which no link is dead.
 Invariants (tests/unit/test_package.py):
 - no address is made up: a build without VERL_FUSE_REPOSITORY names none, and its long description has no link to a file
   of the repository, and no picture;
-- a build with it names source, documentation, issues and changes, and every link is absolute, to the files of the tag
-  of this version.
+- a build with it names source, documentation, issues, security and changes, and every link is absolute, to the files
+  of the tag of this version.
 
 hatchling loads this file by its path, so it imports nothing of the repository.
 """
@@ -57,6 +57,7 @@ def urls(address: str, version: str) -> dict[str, str]:
         "Source": address,
         "Documentation": f"{files}/verl_fuse/README.md",
         "Issues": f"{address}/issues",
+        "Security": f"{files}/SECURITY.md",
         "Changes": f"{files}/CHANGELOG.md",
     }
 

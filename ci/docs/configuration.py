@@ -24,6 +24,8 @@ DEFAULTS = REPO / "verl_fuse/host/config/fuse/default.yaml"
 EXAMPLES = Path(__file__).with_name("examples.yaml")
 PAGE = REPO / "verl_fuse/host/config/README.md"
 README = REPO / "README.md"
+# The words that begin the exclusions of a key, and the number of keys from which they are listed by block.
+_NOT_WITH, _MANY = "Not with ", 6
 # The README's table of features: its head, and the row of what is no feature.
 FITS = """| feature | algorithm | training | rollout | tried on |
 |---|---|---|---|---|
@@ -155,10 +157,46 @@ def _text(key: str, said: str, shown: tuple[Any, str] | None) -> str:
     """Return a key's section: its comment, with a paragraph for the needs of the key and one for its exclusions, and
     its example."""
     paragraphs = [f'### <a id="{key}"></a>`{key}`', *re.split(r"(?<=\.) (?=(?:Needs|Not with) )", said)]
+    paragraphs = [listed(text) if text.startswith(_NOT_WITH) else text for text in paragraphs]
     if shown:
         value, meaning = shown
         paragraphs.append(f"Example: `{shlex.quote(f'{key}={_override(value)}')}` {meaning}.")
     return "\n\n".join(paragraphs) + "\n"
+
+
+def listed(said: str) -> str:
+    """Return a paragraph of exclusions with its keys as a list by their block, where they are many."""
+    sentence, dot, rest = said.removeprefix(_NOT_WITH).removesuffix(".").partition(". ")
+    items = [key for item in re.split(r", (?![^{]*\})", sentence) for key in _keys(item)]
+    if len(items) < _MANY or any(item.startswith("nor ") for item in items):
+        return said
+    groups: dict[str, list[str]] = {}
+    for item in items:
+        block, _, _ = item.rpartition(".")
+        groups.setdefault(block if re.fullmatch(r"[\w.]+", item) else "", []).append(item)
+    words = groups.pop("", [])
+    for block in sorted(groups, key=len, reverse=True):
+        around = [other for other in groups if block.startswith(f"{other}.")]
+        if around and len(groups[block]) == 1:
+            groups[max(around, key=len)] += groups.pop(block)
+    alone = [f"`{keys[0]}`" for keys in groups.values() if len(keys) == 1]
+    several = (
+        f"`{block}.`: " + ", ".join(f"`{key.removeprefix(f'{block}.')}`" for key in keys)
+        for block, keys in groups.items()
+        if len(keys) > 1
+    )
+    lines = [*filter(None, [", ".join(alone)]), *several, *words]
+    return "Not with\n\n" + "\n".join(f"- {line}" for line in lines) + (f"\n\n{rest}." if dot else "")
+
+
+def _keys(item: str) -> Iterator[str]:
+    """Yield the keys that an item of a comment names, such as {a,b}.c; an item in words as it is."""
+    found = None if " " in item else re.search(r"\{([^}]*)\}", item)
+    if found is None:
+        yield item
+        return
+    for part in found[1].split(","):
+        yield from _keys(item[: found.start()] + part + item[found.end() :])
 
 
 def _override(value: Any) -> str:

@@ -53,6 +53,19 @@ def run(*overrides: str) -> subprocess.CompletedProcess:
                 "  - trainer.total_training_steps='abc': needs a number\n"
             ),
         ),
+        (
+            [
+                "trainer.v1.trainer_mode=fuse",
+                "actor_rollout_ref.rollout.name=vllmm",
+                "algorithm.adv_estimator=grop",
+                "trainer.total_training_steps=0",
+            ],
+            (
+                "verl-fuse: 3 problems:\n  - trainer.total_training_steps=0: trains no step: needs >= 1, or null for "
+                "all of trainer.total_epochs; trainer.val_only=true validates alone\n"
+                "  - actor_rollout_ref.rollout.name='vllmm': not registered in verl (did you mean 'vllm'?); allowed: "
+            ),
+        ),
     ],
 )
 def test_a_bad_configuration_is_refused_before_ray_starts(overrides, message, tmp_path):
@@ -76,6 +89,13 @@ def test_a_finished_run_ends_before_ray_starts(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"verl-fuse: nothing is left to do: {tmp_path}/global_step_5 is the checkpoint of step 5" in done.stderr
     assert "ray init" not in done.stdout
+
+
+def test_a_program_of_the_users_may_register_names_that_verl_lacks():
+    config = OmegaConf.create({"algorithm": {"adv_estimator": "acme"}, "fuse": {}})
+    with pytest.raises(SystemExit):
+        Preflight().on_job_start(config)
+    Preflight().on_job_start(config, task_function=lambda config: None)
 
 
 @pytest.mark.parametrize(("steps", "code"), [(5, 0), (6, None)])

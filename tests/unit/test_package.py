@@ -10,6 +10,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -46,6 +47,7 @@ def test_with_a_repository_every_address_is_in_it():
         "Source": ADDRESS,
         "Documentation": f"{files}/verl_fuse/README.md",
         "Issues": f"{ADDRESS}/issues",
+        "Security": f"{files}/SECURITY.md",
         "Changes": f"{files}/CHANGELOG.md",
     }
     links = MARKDOWN.findall(built["readme"]["text"])
@@ -57,6 +59,12 @@ def test_with_a_repository_every_address_is_in_it():
         if match := re.match(rf"{ADDRESS}/(?:blob|tree|raw)/v{__version__}/([^#]+)", link):
             assert (REPO / match[1]).exists(), link
     assert f"]({ADDRESS}/raw/v{__version__}/ci/docs/steps.svg)" in built["readme"]["text"]
+
+
+def test_authors_and_licence_are_those_of_the_citation():
+    built, cited = metadata(), yaml.safe_load((REPO / "CITATION.cff").read_text())
+    assert built["authors"] == cited["authors"]
+    assert built["license"] == cited["license"]
 
 
 @pytest.mark.parametrize(

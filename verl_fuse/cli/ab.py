@@ -14,8 +14,8 @@ from verl_fuse.cli.compare import AtLeast, Html, WarmUp, check_options, judge
 from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
-from verl_fuse.cli.report import METRICS_FILE
 from verl_fuse.cli.run import PlannedRun, execute, home_from, plan, say
+from verl_fuse.compare.run import METRICS_FILE
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.switch import require_on

@@ -17,8 +17,8 @@ import typer
 from omegaconf import DictConfig
 
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.report import METRICS_FILE, read_metrics
-from verl_fuse.compare.run import RunMetrics
+from verl_fuse.cli.report import read_metrics
+from verl_fuse.compare.run import METRICS_FILE, RunMetrics
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.recorded import Replay

@@ -9,12 +9,13 @@ import typer
 from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cli.composition import no_such_key
-from verl_fuse.cli.launch import Run, read_run
+from verl_fuse.cli.launch import PRESET_KEY, Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import refused
-from verl_fuse.cli.report import LOGGER, METRICS_FILE, METRICS_PATH_VARIABLE
+from verl_fuse.cli.report import LOGGER
 from verl_fuse.cli.shell import shown
+from verl_fuse.compare.run import METRICS_FILE, METRICS_PATH_VARIABLE
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.host.names import TRAINER_MODE
@@ -27,7 +28,7 @@ from verl_fuse.spec.block import key_of, quoted, written
 app = typer.Typer(add_completion=False)
 
 PRESET: PresetName = "fast"
-MODE, PRESET_KEY = "trainer.v1.trainer_mode", "fuse.preset"
+MODE = "trainer.v1.trainer_mode"
 # Modes in which the run is synchronous; verl's others train on samples of older weights.
 _SYNCHRONOUS = (None, "sync", TRAINER_MODE)
 # Ends of keys of where, by which engine and by which kernels something is computed: other values train the same, up to

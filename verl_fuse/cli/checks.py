@@ -29,7 +29,7 @@ def problems_of(config: DictConfig, environment: Mapping[str, str]) -> tuple[lis
         return [without], ()
     with _variables(environment):
         try:
-            settings = load_settings(config, on_disk=True)
+            settings = load_settings(config, starting=True)
             as_started(config, settings)
             return [], settings.notes
         except FuseError as error:

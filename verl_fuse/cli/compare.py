@@ -14,11 +14,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.comparison_tables import show
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.report import LOGGER, METRICS_FILE, METRICS_PATH_VARIABLE, read_metrics
+from verl_fuse.cli.report import LOGGER, read_metrics
 from verl_fuse.compare.comparison import Comparison
 from verl_fuse.compare.comparison import compare as compared
 from verl_fuse.compare.page import page
-from verl_fuse.compare.run import RunMetrics
+from verl_fuse.compare.run import METRICS_FILE, METRICS_PATH_VARIABLE, RunMetrics
 from verl_fuse.compare.verdict import at_least, notes, verdict
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import check_writable, save

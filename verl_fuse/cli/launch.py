@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,11 +29,12 @@ from verl_fuse.cli.composition import (
 )
 from verl_fuse.cli.shell import TRAINER, Launch, find_launch, launch_of, shown, told_end, untold
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import SWITCH
+from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.spec.block import key_of, written
 from verl_fuse.spec.files import load, read_text
 from verl_fuse.spec.yaml_file import MOST_YAML_BYTES, parse_yaml
 
+PRESET_KEY = "fuse.preset"
 VERL_CONFIG, CONFIG_NAME = "pkg://verl.trainer.config", "ppo_trainer"
 _YAML = (".yaml", ".yml")
 # Hydra's options that take a value (hydra/_internal/utils.py).
@@ -110,6 +111,9 @@ def _take(run: Run, key: str, word: str) -> None:
     there = OmegaConf.select(run.config, key, default=None)
     if untold(name):
         run.notes.append(f"{shown(word)}: left out, the script does not tell the key")
+    elif key == PRESET_KEY:
+        allowed = ", ".join(get_args(PresetName))
+        run.notes.append(f"{shown(word)}: the script does not define {', '.join(untold(value))}; allowed: {allowed}")
     elif isinstance(there, str) or (there is None and "/" in value) or name.startswith("+"):
         unknown, faulty = apply(run.config, [f"{name}={as_text(shown(value))}"])
         run.unknown += map(key_of, unknown)

@@ -161,6 +161,7 @@ def as_data(made: PlanResult, overrides: dict[str, Any], out: Path | None) -> di
         "nodes": made.nodes,
         "seconds": found.seconds,
         "bound_seconds": found.bound or None,
+        "unsearched": made.unsearched,
         "usd": made.cost_per_step,
         "peak_bytes": dict(zip((call.call for call in made.plan.calls), _peaks(made), strict=True)),
         "options": found.options,
@@ -196,16 +197,14 @@ def show(made: PlanResult) -> None:
         )
     print_table(table)
     engine, cluster = made.plan.strategy or "ideal", found.space.cluster
-    proof = (
-        f"by this model no {engine} plan takes less than {found.bound:.2f} s (gap {found.gap:.2%})"
-        if found.bound
-        else "not every placement was looked at: a longer --time-limit may find a better plan"
-    )
     typer.echo(
         f"{engine}, {cluster.devices} x {cluster.device.name}: {found.seconds:.2f} s per step, "
         f"{made.cost_per_step:.4g} USD per step"
     )
-    typer.echo(proof)
+    if found.bound:
+        typer.echo(f"by this model no {engine} plan takes less than {found.bound:.2f} s (gap {found.gap:.2%})")
+    if made.unsearched:
+        typer.echo(f"not looked at: {', '.join(made.unsearched)}; a longer --time-limit may find a better plan")
     typer.echo(price_of(cluster))
     typer.echo(f"searched {found.options} options in {found.elapsed:.1f} s, {found.nodes} nodes of the proof")
     if made.plan.migration_threshold:

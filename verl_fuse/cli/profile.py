@@ -12,9 +12,9 @@ from rich.table import Table
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.report import METRICS_FILE, read_metrics
+from verl_fuse.cli.report import read_metrics
 from verl_fuse.cli.tables import numbers, print_table
-from verl_fuse.compare.run import RunMetrics
+from verl_fuse.compare.run import METRICS_FILE, RunMetrics
 from verl_fuse.cost.floors import StageError, fit_floors, stage_errors
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, run_of

@@ -12,15 +12,13 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 
 from verl_fuse.cli.tables import numbers
-from verl_fuse.compare.run import BESIDE, TIMING
+from verl_fuse.compare.run import BESIDE, TIMING, stage_seconds
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import read_text
 from verl_fuse.timeline.tracks import totals
 
-# The file's name in a run's folder.
-METRICS_FILE = "metrics.jsonl"
-# What makes verl write it: an argument, and a variable of the driver's environment with the file's path.
-LOGGER, METRICS_PATH_VARIABLE = "trainer.logger=[console,file]", "VERL_FILE_LOGGER_PATH"
+# The argument that makes verl write the file.
+LOGGER = "trainer.logger=[console,file]"
 STEP_STAGE = "step"
 # A metric of the plugin interstage, logged for every step of a run whose finished samples are streamed.
 OVERLAP_METRIC = "fuse/overlap_seconds"
@@ -94,14 +92,7 @@ def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, li
     stages timed outside of the step). The first step, which warms everything up, is left out where there are others."""
     steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
     counted = steps[1:] or steps
-    timed = (
-        (key.removeprefix(TIMING), value)
-        for values in counted
-        for key, value in values.items()
-        if key.startswith(TIMING)
-    )
-    # Timings of verl such as "agent_loop/slowest/..." are no stages but statistics of requests.
-    sums = totals((name, seconds) for name, seconds in timed if "/" not in name)
+    sums = totals(item for values in counted for item in stage_seconds(values).items())
     # Stages that not every step has (validation, checkpoints) count as zero in the others.
     means = {name: total / len(counted) for name, total in sums.items()}
     step = means.pop(STEP_STAGE, None)

@@ -21,13 +21,15 @@ from verl_fuse.cli.composition import compose_what_fits, select, select_path
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.output import examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
-from verl_fuse.cli.report import METRICS_FILE, METRICS_PATH_VARIABLE, print_summary, read_metrics
+from verl_fuse.cli.report import print_summary, read_metrics
 from verl_fuse.cli.screen import Tail, last_lines
 from verl_fuse.cli.shell import TRAINER
+from verl_fuse.compare.run import METRICS_FILE, METRICS_PATH_VARIABLE
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.data_rows import row_refusals
 from verl_fuse.host.start.resumption import nothing_left
+from verl_fuse.host.switch import VARIABLE, switched_off
 from verl_fuse.host.upstream.checkpoints import newest_in, step_of
 from verl_fuse.timeline.files import INDEX_PAGE
 
@@ -136,6 +138,8 @@ def planned(config: DictConfig, problems: list[str], arguments: Sequence[str], h
         METRICS_PATH_VARIABLE: str(run_dir / METRICS_FILE),
         "PYTHONUNBUFFERED": "1",
     }
+    if switched_off():
+        environment[VARIABLE] = "off"
     if select(config, "trainer.device") == "cpu":
         from verl_fuse_cpu.environment import environment as cpu_environment
 

@@ -24,8 +24,9 @@ from verl_fuse.cli.policy import simulated_policy
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import excluded, idle_in, refusals_of
-from verl_fuse.cli.report import METRICS_FILE, read_metrics
+from verl_fuse.cli.report import read_metrics
 from verl_fuse.cli.tables import numbers, print_table
+from verl_fuse.compare.run import METRICS_FILE
 from verl_fuse.cost.calibration import EngineFloors
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError, listed

@@ -3,6 +3,7 @@
 Invariants (tests/unit/compare/test_comparison.py):
 - the stages of a step and "other" add up to the step;
 - stages that verl times beside the step (validation) are no part of the step;
+- a critic's update is one stage, wherever in the step it runs;
 - a number that is not finite, or too large to calculate with, counts as not logged.
 """
 
@@ -10,6 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+from verl_fuse.spec.timeline import UPDATE_CRITIC
+
+# The file's name in a run's folder, and the variable of the driver's environment that has its path for verl.
+METRICS_FILE, METRICS_PATH_VARIABLE = "metrics.jsonl", "VERL_FILE_LOGGER_PATH"
 TIMING = "timing_s/"
 STEP_METRIC = "timing_s/step"
 # verl times these stages beside the step, not within it (verl/trainer/ppo/v1/trainer_base.py).
@@ -17,10 +22,22 @@ BESIDE = ("testing",)
 OTHER = "other"
 # Metrics that verl-fuse logs begin with this prefix; stock verl logs no such metric.
 METRIC_PREFIX = "fuse/"
+_OWN_VALUES = f"{METRIC_PREFIX}update_own_values"
 # verl logs it for each role.
 _PEAK = "perf/max_memory_reserved_gb"
 # No metric of a run is larger; the square of a larger number has no place in a float.
 LARGEST_METRIC = 1e100
+
+
+def stage_seconds(values: Mapping[str, float]) -> dict[str, float]:
+    """Return by name what verl timed in a step with these metrics. A critic's update that computes its own values
+    (`fuse.update.skip_values`) runs where verl times the pass for values."""
+    # Timings such as "agent_loop/slowest/..." are no stages but statistics of requests.
+    timed = ((key.removeprefix(TIMING), value) for key, value in values.items() if key.startswith(TIMING))
+    found = {name: value for name, value in timed if "/" not in name}
+    if values.get(_OWN_VALUES, 0.0) > 0 and "values" in found:
+        found[UPDATE_CRITIC] = found.get(UPDATE_CRITIC, 0.0) + found.pop("values")
+    return found
 
 
 @dataclass(frozen=True)
@@ -69,10 +86,8 @@ class RunMetrics:
     def stages(self, step: int) -> dict[str, float]:
         """Return the seconds of each stage that verl times within the step, and of all else ("other": weight sync,
         balancing)."""
-        timed = {key.removeprefix(TIMING): value for key, value in self.steps[step].items() if key.startswith(TIMING)}
-        del timed[STEP_METRIC.removeprefix(TIMING)]
-        # Timings such as "agent_loop/slowest/..." are no stages but statistics of requests.
-        found = {name: value for name, value in timed.items() if name not in BESIDE and "/" not in name}
+        beside = (STEP_METRIC.removeprefix(TIMING), *BESIDE)
+        found = {name: value for name, value in stage_seconds(self.steps[step]).items() if name not in beside}
         return {**found, OTHER: self.seconds(step) - sum(found.values())}
 
     @property

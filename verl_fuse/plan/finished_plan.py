@@ -36,12 +36,13 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A plan, the search behind it, and the devices and money it takes."""
+    """A plan, the search behind it, the devices and money it takes, and what was not looked at."""
 
     plan: Plan
     search: SearchResult
     nodes: int
     cost_per_step: float
+    unsearched: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -150,7 +151,10 @@ def _on(
     if not found:
         raise FuseError("; ".join(refused))
     best = min(found, key=lambda strategy: found[strategy].seconds)
-    return _made(workload, cost, found[best], best, request)
+    # Each engine looked at, in the order asked for, was found or refused.
+    rest = request.strategies[len(found) + len(refused) :]
+    unsearched = (*(f"some placements of {name}" for name, plan in found.items() if not plan.bound), *rest)
+    return replace(_made(workload, cost, found[best], best, request), unsearched=unsearched)
 
 
 def _made(

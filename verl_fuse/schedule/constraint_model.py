@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.bounds import Limits, heads, tails
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.schedule.ticks import Scales
+from verl_fuse.schedule.ticks import Scales, activation_ticks
 
 
 @dataclass
@@ -69,12 +69,6 @@ def solver_for(seed: int, effort: float, deadline: float) -> cp_model.CpSolver:
     # Measured on the published instances: linear relaxation, probing and symmetry detection cost more than they find.
     settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0
     return solver
-
-
-def activation_ticks(table: OpTable, scales: Scales, op: int) -> int:
-    """Return the activation in ticks, rounded up, so that a limit kept in ticks is kept."""
-    ticks = scales.memory.ticks(float(table.activation[op]))
-    return ticks + (scales.memory.value(ticks) < table.activation[op] * (1 - 1e-12))
 
 
 def build(table: OpTable, scales: Scales, deadline: int, limits: Limits | None = None) -> ConstraintModel:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.schedule.bounds import tails
-from verl_fuse.schedule.constraint_model import Scales, activation_ticks
 from verl_fuse.schedule.greedy import in_flight
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import Scales, activation_ticks
 
 EXTRAS = (None, 0, 1, 2, 3, 4)
 """In-flight limits beyond 1F1B's to start from."""

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from verl_fuse.schedule.constraint_model import activation_ticks, solver_for
+from verl_fuse.schedule.constraint_model import solver_for
 from verl_fuse.schedule.period import Period
 from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Solution, from_orders
-from verl_fuse.schedule.ticks import scales
+from verl_fuse.schedule.ticks import activation_ticks, scales
 from verl_fuse.schedule.timing import earliest_ticks, orders_of
 
 CUTS = (0.5, 0.4, 0.6, 0.3, 0.7)

@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from verl_fuse.schedule.constraint_model import Scales, activation_ticks
 from verl_fuse.schedule.table import OpTable, Orders
+from verl_fuse.schedule.ticks import Scales, activation_ticks
 from verl_fuse.spec.arrays import Ints
 
 

@@ -66,3 +66,9 @@ def scales(table: OpTable) -> Scales:
     times = [problem.transfer, *(cost for p in problem.pipelines for cost in (*p.forward, *p.backward))]
     memory = [a for p in problem.pipelines for a in p.activation]
     return Scales(scale_for(times), scale_for(memory))
+
+
+def activation_ticks(table: OpTable, scales: Scales, op: int) -> int:
+    """Return the activation in ticks, rounded up, so that a limit kept in ticks is kept."""
+    ticks = scales.memory.ticks(float(table.activation[op]))
+    return ticks + (scales.memory.value(ticks) < table.activation[op] * (1 - 1e-12))

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from verl_fuse.schedule.constraint_model import activation_ticks, solver_for
+from verl_fuse.schedule.constraint_model import solver_for
 from verl_fuse.schedule.descent import Attempt, Goal
 from verl_fuse.schedule.solution import Solution, from_orders
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.schedule.ticks import scales
+from verl_fuse.schedule.ticks import activation_ticks, scales
 from verl_fuse.schedule.timing import earliest_ticks
 
 WINDOW_EFFORT_SHARE = 0.7

@@ -246,6 +246,20 @@ python3 -m verl.trainer.main_ppo \\
 """
 
 
+def test_a_preset_that_the_script_does_not_define_is_no_wrong_preset(found, said, tmp_path: Path):
+    file = tmp_path / "run.sh"
+    line = " ".join([*COMMON, *ONE_BATCH, "+fuse=default", "trainer.v1.trainer_mode=fuse", "fuse.preset=$PRESET"])
+    file.write_text(f"python -m verl.trainer.main_ppo {line}\n")
+    report = found("--script", file)
+    assert (report["problems"], report["unset"], report["paste"]) == (
+        [],
+        {"PRESET": ["fuse.preset"]},
+        ["fuse.preset=fast"],
+    )
+    _, _, err = said("--script", file)
+    assert "fuse.preset=$PRESET: the script does not define PRESET; allowed: observe, safe, fast" in err
+
+
 def test_a_script_is_read_with_its_own_arguments(found, said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "run.sh"
     file.write_text(SCRIPT)

@@ -62,6 +62,17 @@ def test_stages_add_up_to_the_step_and_validation_is_no_part_of_it():
     assert found.whole.base == sum(stage.base for stage in found.stages)
 
 
+def test_an_update_with_its_own_values_is_the_critics_update():
+    own = {"timing_s/values": 2.0, "timing_s/update_critic": 0.25, "fuse/update_own_values": 0.5}
+    passed = {"timing_s/values": 1.0, "timing_s/update_critic": 2.0, "fuse/update_own_values": 0.0}
+    base, fused = (
+        RunMetrics.of(name, [(step, {"timing_s/step": 5.0, **timed}) for step in range(1, 5)])
+        for name, timed in (("base", passed), ("fused", own))
+    )
+    stages = {stage.name: (stage.base, stage.fused) for stage in compare(base, fused).stages}
+    assert stages == {"values": (1.0, 0.0), "update_critic": (2.0, 2.25), "other": (2.0, 2.75)}
+
+
 def test_a_stage_that_one_run_lacks_took_it_no_time():
     base = RunMetrics.of("base", [(step, {"timing_s/step": 5.0, "timing_s/ref": 1.0}) for step in (1, 2, 3)])
     fused = RunMetrics.of("fused", [(step, {"timing_s/step": 4.0}) for step in (1, 2, 3)])

@@ -14,6 +14,7 @@ from ci.docs.configuration import (
     blocks,
     comments,
     examples,
+    listed,
     reference,
     switch,
     with_fits,
@@ -79,3 +80,22 @@ def test_an_example_is_what_hydra_reads():
 def test_comments_belong_to_the_key_below_them():
     text = "fuse:\n  # About a.\n  # More.\n  a: 1\n\n  # Of b.\n  b:\n    # Of c.\n    c: 2\n"
     assert comments(text) == {"fuse": "", "fuse.a": "About a. More.", "fuse.b": "Of b.", "fuse.b.c": "Of c."}
+
+
+def test_many_exclusions_are_listed_by_block():
+    few = "Not with fuse.pipeline.enabled, critic.model.{lora.rank,mtp.enable}."
+    assert listed(few) == few
+    many = (
+        "Not with {a.b,c}.m.{x,y.z}, c.{p,q}, fuse.pipeline.enabled, a key=1 or 2, parameters in float16. More is said."
+    )
+    assert listed(many).split("\n") == [
+        *("Not with", ""),
+        "- `fuse.pipeline.enabled`",
+        "- `a.b.m.`: `x`, `y.z`",
+        "- `c.m.`: `x`, `y.z`",
+        "- `c.`: `p`, `q`",
+        "- a key=1 or 2",
+        "- parameters in float16",
+        "",
+        "More is said.",
+    ]

@@ -87,4 +87,4 @@ def test_files_are_looked_at_only_where_a_run_is_to_start(files):
     config = configuration(files["five.parquet"], 6)
     load_settings(config)
     with pytest.raises(FuseError, match=r"^data\.train_batch_size=6: data\.train_files has 5 prompts"):
-        load_settings(config, on_disk=True)
+        load_settings(config, starting=True)

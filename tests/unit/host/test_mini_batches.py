@@ -1,10 +1,10 @@
-"""A mini-batch that the ranks of its model do not divide, which verl asserts in the first update."""
+"""Batches and mini-batches that verl asserts otherwise, at its start or in the first update."""
 
 import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.start.mini_batches import mini_batch_refusals
+from verl_fuse.host.start.mini_batches import batch_refusals, mini_batch_refusals
 from verl_fuse.host.start.settings import load_settings
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -139,6 +139,54 @@ def test_an_actor_that_is_trained_in_the_last_step_is_checked():
 )
 def test_a_critic_that_is_absent_or_has_other_devices_is_not_checked_here(changes):
     assert refused(critic__ppo_mini_batch_size=3, **changes) == {}
+
+
+BATCH = "data.train_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        ({"data__train_batch_size": 12}, {}),
+        # verl fills up a batch that its mini-batches do not divide.
+        ({"data__train_batch_size": 8}, {}),
+        (
+            {"data__train_batch_size": 4},
+            {MINI: f"{MINI}=6: needs at most {BATCH}=4, or {ACTOR}.use_dynamic_bsz=true"},
+        ),
+        ({"data__train_batch_size": 4, "actor_rollout_ref__actor__use_dynamic_bsz": True}, {}),
+        (
+            {"data__train_batch_size": 6, "critic__ppo_mini_batch_size": 8},
+            {CRITIC_MINI: f"{CRITIC_MINI}=8: needs at most {BATCH}=6, or critic.use_dynamic_bsz=true"},
+        ),
+        ({"data__train_batch_size": 6, "critic__ppo_mini_batch_size": 8, "critic__enable": False}, {}),
+        (
+            {"data__train_batch_size": 7},
+            {
+                BATCH: (
+                    f"{BATCH}=7: times {ROLLOUT}.n=4 are 28 samples: needs a multiple of the 8 devices, or "
+                    f"{ACTOR}.use_dynamic_bsz=true"
+                )
+            },
+        ),
+        ({"data__train_batch_size": 7, "actor_rollout_ref__actor__use_dynamic_bsz": True}, {}),
+        (
+            {
+                "data__train_batch_size": 8,
+                "actor_rollout_ref__actor__strategy": "megatron",
+                "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 3,
+            },
+            {
+                BATCH: (
+                    f"{BATCH}=8: times {ROLLOUT}.n=4 are 32 samples: needs a multiple of the 6 samples in a "
+                    f"micro-batch of all data-parallel ranks, or {ACTOR}.use_dynamic_bsz=true"
+                )
+            },
+        ),
+    ],
+)
+def test_batches_are_those_that_verl_starts_with(changes, messages):
+    assert {found.key: str(found) for found in batch_refusals(configuration(**changes))} == messages
 
 
 def test_it_is_refused_with_everything_else():

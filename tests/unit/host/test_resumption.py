@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from verl_fuse.host.start.resumption import nothing_left, resume_refusals
+from verl_fuse.host.start.resumption import nothing_left, resume_refusals, step_refusals
 from verl_fuse.spec.block import quoted
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -148,3 +148,24 @@ def test_a_run_that_starts_anew_only_validates_or_has_steps_left_goes_on(run_dir
 
 def test_a_run_without_a_checkpoint_has_everything_left(tmp_path):
     assert nothing_left(configuration(tmp_path / "run", total_training_steps=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({"total_training_steps": -1}, "trainer.total_training_steps=-1: trains no step: needs >= 1, or null for"),
+        ({"total_training_steps": 0}, "trainer.total_training_steps=0: trains no step: needs >= 1, or null for"),
+        ({"total_epochs": 0}, "trainer.total_epochs=0: trains no step: needs > 0; "),
+    ],
+)
+def test_a_run_without_a_step_is_refused(tmp_path, trainer, message):
+    (refusal,) = step_refusals(configuration(tmp_path, **trainer))
+    assert str(refusal).startswith(message)
+    assert str(refusal).endswith("trainer.val_only=true validates alone")
+    assert list(step_refusals(configuration(tmp_path, **trainer, val_only=True))) == []
+    assert list(step_refusals(configuration(tmp_path, **trainer, use_v1=False))) == []
+
+
+@pytest.mark.parametrize("trainer", [{}, {"total_training_steps": 1}, {"total_epochs": 1}])
+def test_a_run_with_a_step_is_not_refused(tmp_path, trainer):
+    assert list(step_refusals(configuration(tmp_path, **trainer))) == []

@@ -258,3 +258,32 @@ def test_unsupported_verl(found):
 
 def test_missing_verl_names_the_extra():
     assert problem("verl", None) == (f"verl is not installed: verl-fuse needs verl >=0.9.1,<0.10 ({install('verl')})")
+
+
+@pytest.mark.parametrize(
+    ("logger", "path", "lacks"),
+    [
+        (["console", "file"], "/runs/a/metrics.jsonl", None),
+        ("file", "/runs/a/metrics.jsonl", None),
+        (["console"], "/runs/a/metrics.jsonl", "file in trainer.logger"),
+        (
+            ["console", "file"],
+            "/elsewhere.jsonl",
+            "VERL_FILE_LOGGER_PATH=/runs/a/metrics.jsonl in the driver's environment",
+        ),
+        (
+            None,
+            None,
+            "file in trainer.logger and VERL_FILE_LOGGER_PATH=/runs/a/metrics.jsonl in the driver's environment",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_compared_later_says_what_it_lacks(monkeypatch, logger, path, lacks):
+    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    if path:
+        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", path)
+    trainer = {"logger": logger, "default_local_dir": "/runs/a", "v1": {"trainer_mode": "fuse"}}
+    notes = load_settings(config(trainer=trainer)).notes
+    said = f"verl-fuse compare will lack the metrics of this run: needs {lacks}"
+    assert notes == (() if lacks is None else (said,))
+    assert load_settings(config(trainer={**trainer, "v1": {"trainer_mode": "sync"}})).notes == ()

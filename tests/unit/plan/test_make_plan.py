@@ -222,6 +222,7 @@ def test_ctrl_c_keeps_the_best_plan_so_far_and_claims_no_bound():
     assert texts[3].startswith("megatron: placement 3, ")
     assert made.search.stopped
     assert (made.search.bound, whole.search.stopped) == (0.0, False)
+    assert made.unsearched == ("some placements of megatron",)
     assert made.search.seconds >= whole.search.seconds
     assert f"{made.search.seconds:.2f} s per step so far" in texts[3]
 
@@ -232,7 +233,7 @@ def test_ctrl_c_in_the_second_engine_keeps_the_plan_of_the_first():
     report, texts = interrupted_at(10**9)
     make_plan(ppo(), cost, PlanRequest(("fsdp",)), report)
     made = make_plan(ppo(), cost, PlanRequest(), interrupted_at(len(texts) + 1)[0])
-    assert (made.plan.strategy, made.search.stopped) == ("fsdp", True)
+    assert (made.plan.strategy, made.search.stopped, made.unsearched) == ("fsdp", True, ("megatron",))
     assert made.search.seconds == fsdp.search.seconds
 
 
@@ -262,7 +263,7 @@ def test_an_interrupted_command_prints_its_plan(workload_file, tmp_path, monkeyp
     said = capsys.readouterr()
     assert end.value.code == 0
     assert said.err == "verl-fuse: interrupted; this is the best plan so far\n"
-    assert "not every placement was looked at" in said.out
+    assert "\nnot looked at: some placements of megatron; a longer --time-limit may find a better plan\n" in said.out
     assert Plan.read(out).strategy == "megatron"
 
 

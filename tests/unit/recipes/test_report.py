@@ -83,3 +83,8 @@ def test_a_torn_line_is_named(metrics):
         file.write('{"step": 4, "da')
     with pytest.raises(FuseError, match=r"metrics\.jsonl, line 5: not a metrics record"):
         read_metrics(metrics)
+
+
+def test_an_update_with_its_own_values_is_the_critics_update():
+    timed = {"timing_s/step": 3.0, "timing_s/values": 2.0, "fuse/update_own_values": 1.0}
+    assert [stage.name for stage in stage_times([(1, timed)])[1]] == ["update_critic", "other", "step"]

@@ -190,6 +190,15 @@ def test_a_dry_run_is_checked_as_a_run_is(tmp_path, capsys):
     assert "verl.trainer.main_ppo" in said.out
 
 
+@pytest.mark.parametrize("switch", ["off", "on", None])
+def test_the_printed_script_switches_off_what_the_command_would(tmp_path, capsys, monkeypatch, switch):
+    monkeypatch.delenv("VERL_FUSE", raising=False)
+    if switch:
+        monkeypatch.setenv("VERL_FUSE", switch)
+    run.run("ppo-cpu", dry_run=True)
+    assert ("export VERL_FUSE=off\n" in capsys.readouterr().out) == (switch == "off")
+
+
 SETS = """
 from verl_fuse.hookspecs import hookimpl
 

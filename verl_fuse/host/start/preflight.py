@@ -7,6 +7,8 @@ check: with VERL_FUSE=off nothing of it is loaded.
 
 import sys
 import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -21,12 +23,12 @@ class Preflight(Callback):
     message and exit code 2, and ends a run that has nothing left to do with exit code 0; it prints the choices of
     `fuse.preset`, the keys that have no effect, and features that were measured to be slower."""
 
-    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_job_start(self, config: DictConfig, task_function: Callable[..., Any] | None = None, **kwargs: Any) -> None:
         try:
             if switched_off():
                 _say(reach_workers(OmegaConf.select(config, "ray_kwargs.ray_init.address", default=None)))
                 return
-            done, notes = _checked(config)
+            done, notes = _checked(config, own_program=_is_own(task_function))
             _say(*((done,) if done else notes))
         except FuseError as error:
             _say(str(error))
@@ -39,7 +41,7 @@ class Preflight(Callback):
             raise SystemExit(0)
 
 
-def _checked(config: DictConfig) -> tuple[str | None, tuple[str, ...]]:
+def _checked(config: DictConfig, *, own_program: bool) -> tuple[str | None, tuple[str, ...]]:
     """Return (the sentence on a run that has nothing left to do, the notes on one that starts); a FuseError refuses."""
     from verl_fuse.host.start.compat.start import require_contracts, require_version
     from verl_fuse.host.start.resumption import nothing_left
@@ -47,9 +49,15 @@ def _checked(config: DictConfig) -> tuple[str | None, tuple[str, ...]]:
     from verl_fuse.host.start.settings import load_settings
 
     require_version()
-    settings = load_settings(config, on_disk=True)
+    settings = load_settings(config, starting=True, own_program=own_program)
     require_contracts(settings.manager, as_started(config, settings))
     return nothing_left(config), settings.notes
+
+
+def _is_own(task_function: Callable[..., Any] | None) -> bool:
+    """Tell whether Hydra calls another function than verl's main_ppo."""
+    code = getattr(task_function, "__code__", None)
+    return code is not None and not Path(code.co_filename).match("verl/trainer/main_ppo.py")
 
 
 def _say(*lines: str | None) -> None:

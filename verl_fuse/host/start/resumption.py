@@ -1,10 +1,11 @@
 """Checks the checkpoint that a run goes on from, which verl looks for once its workers are up
-(`PPOTrainer._load_checkpoint`), and finds runs that have no step left.
+(`PPOTrainer._load_checkpoint`), and finds runs that have no step left, or none at all.
 
 Invariants (tests/unit/host/test_resumption.py):
 - a checkpoint is refused where verl ends in an error; a driver that joins a Ray cluster may not see the disks of
   the trainer, so nothing is concluded from its own;
-- a run has nothing left where verl's loop would not begin (`PPOTrainer.fit`): a run that only validates has.
+- a run has nothing left where verl's loop would not begin (`PPOTrainer.fit`): a run that only validates has;
+- a number of steps or epochs with which that loop begins in no run is refused.
 """
 
 import os
@@ -49,6 +50,19 @@ def resume_refusals(config: DictConfig) -> Iterator[Refusal]:
             there = ", ".join(sorted(found.name for found in Path(path).absolute().parent.glob(f"{STEP_FOLDER}*")))
             allowed = f"there is no such folder; beside it: {there or 'no checkpoint'}. Needs {name}"
             yield Refusal(_FROM, path, f"{allowed}, or {_MODE}=disable")
+
+
+def step_refusals(config: DictConfig) -> Iterator[Refusal]:
+    """Refuse a run that trains no step."""
+    get = getter(config)
+    if is_legacy(config) or is_validation_only(get):
+        return
+    instead = "trainer.val_only=true validates alone"
+    steps, epochs = get(_STEPS), get(_EPOCHS)
+    if isinstance(steps, int | float) and steps < 1:
+        yield Refusal(_STEPS, steps, f"trains no step: needs >= 1, or null for all of {_EPOCHS}; {instead}")
+    if isinstance(epochs, int | float) and epochs <= 0:
+        yield Refusal(_EPOCHS, epochs, f"trains no step: needs > 0; {instead}")
 
 
 def nothing_left(config: DictConfig) -> str | None:

@@ -3,6 +3,7 @@
 Imports neither verl nor ray, so that the driver can refuse a bad configuration before Ray is up.
 """
 
+import os
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -16,27 +17,30 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse import plugins
+from verl_fuse.compare.run import METRICS_FILE, METRICS_PATH_VARIABLE
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature, PresetName
+from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
 from verl_fuse.host.start.data_rows import row_refusals
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
-from verl_fuse.host.start.mini_batches import mini_batch_refusals
+from verl_fuse.host.start.mini_batches import batch_refusals, mini_batch_refusals
 from verl_fuse.host.start.out_of_reach import out_of_reach
 from verl_fuse.host.start.preset import Choice, Problems, choose, slower_features, unlocked, with_keys
-from verl_fuse.host.start.resumption import resume_refusals
+from verl_fuse.host.start.registered import name_refusals
+from verl_fuse.host.start.resumption import resume_refusals, step_refusals
 from verl_fuse.host.start.value_types import type_refusals
 from verl_fuse.spec.block import bounded, nearest, quoted, read_block, undecided, waiting, without_effect, written
-from verl_fuse.spec.composed import getter
+from verl_fuse.spec.composed import Get, getter
 from verl_fuse.spec.plan import Plan
 
 T = TypeVar("T")
 Refuses = Callable[[DictConfig], Iterable[object]]
 
 _CHECKS: tuple[Refuses, ...] = (micro_batch_refusals, mini_batch_refusals, adapter_refusals)
-# They look at files, which a recorded run need not have any more.
-_CHECKS_ON_DISK: tuple[Refuses, ...] = (row_refusals, resume_refusals)
+# They look at what a recorded run need not have any more, such as its files, or at what a script need not tell.
+_CHECKS_OF_START: tuple[Refuses, ...] = (row_refusals, resume_refusals, step_refusals, batch_refusals)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Settings:
     """The core block, one block per plugin, the plugins themselves, the keys that a plan sets in the configuration, and
     the plan's seconds of each stage of a step; `idle` lists the keys that are set for features that are off, `slower`
     the features that are on and were measured to be slower on these devices, `chosen` the features that `fuse.preset`
-    switches on and the others, with the reason."""
+    switches on and the others, with the reason, `unlogged` what this run lacks to be compared later."""
 
     core: CoreBlock
     blocks: Mapping[str, Any]
@@ -70,16 +74,19 @@ class Settings:
     idle: tuple[str, ...] = ()
     slower: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    unlogged: str | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the lines for the user at the start."""
-        return (*self.chosen, *(f"warning: {line}" for line in (*self.idle, *self.slower)))
+        warnings = (f"warning: {line}" for line in (*self.idle, *self.slower))
+        return (*self.chosen, *warnings, *filter(None, [self.unlogged]))
 
 
-def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
-    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting, with `on_disk`
-    its data and its checkpoint too. Otherwise the keys left to `fuse.preset` are set in `config`."""
+def load_settings(config: DictConfig, *, starting: bool = False, own_program: bool = False) -> Settings:
+    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting, with `starting`
+    its data, its checkpoint, its batches and, unless the run starts from an `own_program` of the user's, the names
+    that verl looks up too. Otherwise the keys left to `fuse.preset` are set in `config`."""
     node = _fuse_node(config)
     problems: list[object] = []
     core_names = {f.name for f in fields(CoreBlock)}
@@ -109,17 +116,21 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
     checked = _without(_as_planned(decided, overrides), [name for name, block in read.items() if block is None])
     if not mistyped:
         problems += _read(problems, _problems, manager, checked) or ()
-        problems += _read(problems, _found, checked, *(_CHECKS_ON_DISK if on_disk else ())) or ()
+        of_start = (*_CHECKS_OF_START, *(() if own_program else (name_refusals,))) if starting else ()
+        problems += _read(problems, _found, checked, *of_start) or ()
     if problems:
         raise FuseError(*map(str, problems))
     for key, value in left.items():
         OmegaConf.update(config, f"fuse.{key}", value, force_add=True)
     blocks: dict[str, Any] = dict(read)
     idle = tuple(line for name, block in blocks.items() for line in _idle(f"fuse.{name}", block))
-    run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir") or "fuse_run"
+    get = getter(config)
+    run_dir = core.run_dir or get("trainer.default_local_dir") or "fuse_run"
     foreseen = plan.planned_seconds if plan else {}
     slower = tuple(slower_features(decided, features))
-    return Settings(core, blocks, manager, Path(run_dir).absolute(), overrides, foreseen, idle, slower, chosen)
+    folder = Path(run_dir).absolute()
+    unlogged = _unlogged(get, folder)
+    return Settings(core, blocks, manager, folder, overrides, foreseen, idle, slower, chosen, unlogged)
 
 
 def foreseen(config: DictConfig, preset: PresetName) -> tuple[Choice, ...]:
@@ -213,6 +224,19 @@ def _idle(where: str, block: Any) -> Iterator[str]:
     for why, found in without_effect(block).items():
         keys = ", ".join(f"{where}.{key}={quoted(value)}" for key, value in found.items())
         yield f"{keys}: no effect while {' and '.join(f'{where}.{key}={written(value)}' for key, value in why)}"
+
+
+def _unlogged(get: Get, run_dir: Path) -> str | None:
+    """Return a sentence on what a run of mode `fuse` lacks to be compared later; None where it lacks nothing."""
+    loggers, path = get("trainer.logger"), run_dir / METRICS_FILE
+    lacks = []
+    if "file" not in ([loggers] if isinstance(loggers, str) else loggers or ()):
+        lacks.append("file in trainer.logger")
+    if os.environ.get(METRICS_PATH_VARIABLE) != str(path):
+        lacks.append(f"{METRICS_PATH_VARIABLE}={path} in the driver's environment")
+    if get("trainer.v1.trainer_mode") != TRAINER_MODE or not lacks:
+        return None
+    return f"verl-fuse compare will lack the metrics of this run: needs {' and '.join(lacks)}"
 
 
 def _without(config: DictConfig, refused: Sequence[str]) -> DictConfig:
