@@ -2,10 +2,9 @@
 the engine's account of its prefix cache."""
 
 from verl_fuse.host.upstream.targets import ROLLOUT_YAML
-from verl_fuse.spec.contract import Attribute, ConfigKey, Contract
+from verl_fuse.spec.contract import Contract, config_keys, names
 
 CONTRACTS: tuple[Contract, ...] = (
-    ConfigKey(ROLLOUT_YAML, "router_config_path", None),
-    ConfigKey(ROLLOUT_YAML, "free_cache_engine", True),
-    Attribute("vllm.outputs:RequestOutput.num_cached_tokens"),
+    *config_keys(ROLLOUT_YAML, "router_config_path free_cache_engine"),
+    *names("vllm.outputs:RequestOutput", "num_cached_tokens"),
 )

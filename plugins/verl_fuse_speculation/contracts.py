@@ -6,7 +6,7 @@ until somebody has read it too. vLLM 0.30 is refused: its kernels for CPUs do no
 """
 
 from verl_fuse.host.upstream.targets import MODEL_YAML, ROLLOUT_YAML
-from verl_fuse.spec.contract import Attribute, Code, ConfigKey, Contract, Function
+from verl_fuse.spec.contract import Attribute, Code, Contract, config_keys, names
 
 PROMISE = "speculation keeps the distribution"
 SAMPLER = "vllm.v1.sample.rejection_sampler"
@@ -20,70 +20,23 @@ VERIFICATION = (
 
 CONTRACTS: tuple[Contract, ...] = (
     # vLLM makes verl-fuse's drafter and calls it with this code; the drafter reads these attributes.
-    Function("vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer", "(vllm_config)", "3e2a0748c8ba1e85"),
-    Function(
-        f"{RUNNER}.propose_draft_token_ids",
-        "(self, scheduler_output, sampled_token_ids, sampling_metadata, hidden_states, sample_hidden_states, "
-        "aux_hidden_states, spec_decode_metadata, common_attn_metadata, slot_mappings)",
-        "6abbc7a6221cf27c",
-    ),
-    Function(f"{RUNNER}._input_fits_in_drafter", "(self, common_attn_metadata)", "a255d180c85827e6"),
-    Attribute("vllm.config:VllmConfig.additional_config"),
-    Attribute("vllm.config:VllmConfig.speculative_config"),
-    Attribute("vllm.config:VllmConfig.model_config"),
-    Attribute("vllm.config:VllmConfig.parallel_config"),
-    Attribute("vllm.config:SpeculativeConfig.num_speculative_tokens"),
+    *names("vllm.v1.spec_decode.custom_class_proposer", "create_custom_proposer"),
+    *names(RUNNER, "propose_draft_token_ids _input_fits_in_drafter"),
+    *names("vllm.config:VllmConfig", "additional_config speculative_config model_config parallel_config"),
+    *names("vllm.config:SpeculativeConfig", "num_speculative_tokens"),
     # The folder is named here, and the hash leaves the folder out.
-    Attribute("vllm.config:SpeculativeConfig.draft_load_config"),
-    Attribute("vllm.config:LoadConfig.download_dir"),
-    Function(
-        "vllm.config:SpeculativeConfig.compute_hash",
-        "(self)",
-        (
-            "8eed83a1d56caa39",
-            "df8bc82383d2f890",
-            "83f971797b9b7eb0",
-            "06731207223d0945",
-            "50bbc5ffd0cbc98f",
-            "7f25d8fb86e7748c",
-        ),
-    ),
-    Attribute("vllm.config:ModelConfig.max_model_len"),
-    Attribute("vllm.config:ModelConfig.hf_config"),
-    Function("vllm.config:ModelConfig.get_vocab_size", "(self)"),
-    Attribute("vllm.config:ParallelConfig.rank"),
+    *names("vllm.config:SpeculativeConfig", "draft_load_config compute_hash"),
+    *names("vllm.config:LoadConfig", "download_dir"),
+    *names("vllm.config:ModelConfig", "max_model_len hf_config get_vocab_size()"),
+    *names("vllm.config:ParallelConfig", "rank"),
     # vLLM refuses these sampling parameters together with drafts.
-    Function(
-        "vllm.sampling_params:SamplingParams._validate_spec_decode",
-        "(self, speculative_config)",
-        ("35aed4c25a5dad28", "77ba7d689a7f9298", "e593adb97d7fc3dd"),
-    ),
+    *names("vllm.sampling_params:SamplingParams", "_validate_spec_decode"),
     # verl-fuse's scheduler extends this code of vLLM's (scheduler.py), and this code reads its outputs.
-    Attribute("vllm.config:SchedulerConfig.scheduler_cls"),
-    Function(
-        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
-        "(self, scheduler_output, model_runner_output)",
-        (
-            "35402d4f7de7ec2a",
-            "dacc37bf1d73ae71",
-            "d6c3f4f60ee8c678",
-            "722a5d82a2bde1de",
-            "df9cc9f022298955",
-            "0aba83d3a3b135ca",
-            "f1bbf1019e4767dd",
-            "39ff92367cee83ed",
-        ),
-        closed=True,
-    ),
-    Function(
-        "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids",
-        "(self, draft_token_ids)",
-        ("1e895699c83f4f08", "d2bc7920d13ea44f"),
-        closed=True,
-    ),
-    Attribute("vllm.v1.core.sched.scheduler:Scheduler.requests"),
-    Attribute("vllm.sampling_params:SamplingParams.thinking_token_budget"),
-    Function("vllm.v1.outputs:LogprobsLists.slice_request", "(self, req_idx, num_positions)", "552dd3ba0604e412"),
+    *names("vllm.config:SchedulerConfig", "scheduler_cls"),
+    *names("vllm.v1.core.sched.scheduler:Scheduler", "update_from_output update_draft_token_ids", closed=True),
+    *names("vllm.v1.core.sched.scheduler:Scheduler", "requests"),
+    *names("vllm.sampling_params:SamplingParams", "thinking_token_budget"),
+    *names("vllm.v1.outputs:LogprobsLists", "slice_request"),
     Code(
         "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
         ("e23266e2c3a03d04", "94c8bc8c2b321078", "3533699ad6fbf460", "d6706d685d6d9710", "deea7596e9d9b359"),
@@ -155,13 +108,11 @@ CONTRACTS: tuple[Contract, ...] = (
         before=("vllm.v1.worker.cpu_model_runner:CPUModelRunner._postprocess_triton",),
     ),
     # This configuration is refused (refusals.py).
-    ConfigKey(ROLLOUT_YAML, "name", str),
-    ConfigKey(ROLLOUT_YAML, "engine_kwargs.vllm", object),
-    ConfigKey(ROLLOUT_YAML, "pipeline_model_parallel_size", object),
-    ConfigKey(ROLLOUT_YAML, "full_determinism", object),
-    ConfigKey(ROLLOUT_YAML, "enable_rollout_routing_replay", False),
-    ConfigKey(ROLLOUT_YAML, "disaggregation.enabled", object),
-    ConfigKey(ROLLOUT_YAML, "checkpoint_engine.backend", object),
-    ConfigKey(MODEL_YAML, "mtp.enable_rollout", False),
+    *config_keys(
+        ROLLOUT_YAML,
+        "name:str engine_kwargs.vllm:any pipeline_model_parallel_size:any full_determinism:any "
+        "enable_rollout_routing_replay disaggregation.enabled:any checkpoint_engine.backend:any",
+    ),
+    *config_keys(MODEL_YAML, "mtp.enable_rollout"),
     Attribute("verl.workers.config:RolloutConfig.repetition_penalty", "1.0"),
 )

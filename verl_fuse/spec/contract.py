@@ -1,5 +1,9 @@
 """Describes the upstream code that we rest on as data: one contract per seam, judged against source text
-(verl_fuse/host/compat).
+(verl_fuse/host/start/compat).
+
+What a contract only copies from upstream's source is LOCKED: it is in the lock file, contracts.lock.json, beside the
+module that declares the contract (of a plugin: the module that implements `fuse_contracts`). `python -m ci.upstream
+lock` writes these files.
 
 A target is "package.module:name" or "package.module:Class.member"; it may be defined elsewhere as long as it
 can be imported from there. Broken means red: we would fail or, worse, go on with wrong numbers. A change that need only
@@ -11,6 +15,20 @@ from typing import Any, TypeAlias
 
 # The fingerprint of one version of some code, or of each version that we have read where they differ.
 Fingerprints: TypeAlias = str | tuple[str, ...]
+
+# In place of a value: it is in the lock file.
+LOCKED = "locked"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A function, class or attribute that is judged by the lock file: a class has to be one, an attribute has to exist,
+    a function is a `Function` with the locked signature and, unless it is only `called`, the locked fingerprints."""
+
+    target: str
+    closed: bool = False
+    exact: bool = False
+    called: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +95,7 @@ class ConfigKey:
 
     file: str
     key: str
-    default: Any
+    default: Any = LOCKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +129,33 @@ class Code:
     """
 
     target: str
-    fingerprints: Fingerprints
+    fingerprints: Fingerprints = LOCKED
     patch: str | None = None
     promise: str | None = None
     before: tuple[str, ...] = ()
 
 
-Contract: TypeAlias = Function | Class | Attribute | Decorator | Registration | ConfigKey | ConfigGroup | Uses | Code
+Contract: TypeAlias = (
+    Name | Function | Class | Attribute | Decorator | Registration | ConfigKey | ConfigGroup | Uses | Code
+)
+
+
+_TYPES = {kind.__name__: kind for kind in (bool, int, float, str, list, dict)} | {"any": object, "none": type(None)}
+
+
+def names(owner: str, names: str, *, closed: bool = False, exact: bool = False) -> tuple[Name, ...]:
+    """Return a contract for each of the `names`, separated by spaces, of a module or of a class "module:Class". A name
+    with parentheses, "step()", is a function that is only called: its code may change."""
+    separator = "." if ":" in owner else ":"
+    each = ((name.removesuffix("()"), name.endswith("()")) for name in names.split())
+    return tuple(Name(f"{owner}{separator}{name}", closed, exact, called) for name, called in each)
+
+
+def config_keys(file: str, keys: str) -> tuple[ConfigKey, ...]:
+    """Return a contract for each of the `keys`, separated by spaces, of a YAML file. The default is locked, or written
+    as its type behind a colon: "trainer.nnodes:int"; "any" stands for all defaults, "none" for null."""
+    each = (key.partition(":") for key in keys.split())
+    return tuple(ConfigKey(file, key, _TYPES[kind] if kind else LOCKED) for key, _, kind in each)
 
 
 def fingerprints(found: Fingerprints) -> tuple[str, ...]:

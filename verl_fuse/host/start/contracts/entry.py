@@ -2,7 +2,7 @@
 configuration (entry.py, preflight.py, inspect.py)."""
 
 from verl_fuse.host.upstream.targets import PPO_YAML, V1_PACKAGE
-from verl_fuse.spec.contract import Attribute, ConfigKey, Contract, Decorator, Function, Registration, Uses
+from verl_fuse.spec.contract import Attribute, Contract, Decorator, Registration, Uses, config_keys, names
 
 MAIN = "verl.trainer.main_ppo"
 
@@ -12,16 +12,14 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("verl:_plugins_policy", "os.getenv('VERL_USE_EXTERNAL_PLUGINS', 'auto').strip().lower()"),
     Registration("verl", "_ep.load()"),
     Attribute(f"{V1_PACKAGE}.trainer_base:TRAINER_REGISTRY", "{}"),
-    Function(f"{V1_PACKAGE}:register_trainer", "(name)", "516632b621d04c0a"),
-    Function(f"{V1_PACKAGE}:get_trainer_cls", "(name)", "6f81eca83782c63b"),
+    *names(V1_PACKAGE, "register_trainer get_trainer_cls"),
     Decorator(f"{V1_PACKAGE}.trainer_sync:PPOTrainerSync", "register_trainer('sync')"),
-    Attribute(f"{V1_PACKAGE}.trainer_base:PPOTrainer.trainer_mode"),
+    *names(f"{V1_PACKAGE}.trainer_base:PPOTrainer", "trainer_mode"),
     Decorator(f"{MAIN}:main", "hydra.main(config_path='config', config_name='ppo_trainer', version_base=None)"),
     # All code that reads trainer_mode.
-    Function(f"{MAIN}:main", "(config)", "ab7c0c50958eba71"),
-    Function(f"{MAIN}:run_ppo", "(config, task_runner_class)", "f411fc7ece41f550"),
-    ConfigKey(PPO_YAML, "trainer.use_v1", True),
-    Function(f"{MAIN}:TaskRunnerV1.run", "(self, config)", "d606dbfc6d028515"),
+    *names(MAIN, "main run_ppo"),
+    *config_keys(PPO_YAML, "trainer.use_v1 trainer.v1.trainer_mode"),
+    *names(f"{MAIN}:TaskRunnerV1", "run"),
     Uses(
         "verl",
         "trainer_mode",
@@ -43,8 +41,6 @@ CONTRACTS: tuple[Contract, ...] = (
             "verl.utils.skip.rollout_skip:RolloutTqSkip.__init__: global_config.trainer.v1.trainer_mode",
         ),
     ),
-    ConfigKey(PPO_YAML, "trainer.v1.trainer_mode", "sync"),
     # Presets leave out what was measured to be slower on accelerators.
-    ConfigKey(PPO_YAML, "trainer.device", str),
-    ConfigKey(PPO_YAML, "trainer.default_local_dir", str),
+    *config_keys(PPO_YAML, "trainer.device:str trainer.default_local_dir:str"),
 )

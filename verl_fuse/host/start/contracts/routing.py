@@ -2,7 +2,7 @@
 a prompt's samples begin (routing.py, prompts.py, processes.py)."""
 
 from verl_fuse.host.upstream.targets import LOAD_BALANCER, PPO_YAML, SYNC_TRAINER
-from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function
+from verl_fuse.spec.contract import Attribute, Class, Contract, Function, config_keys, names
 
 AGENT_LOOP_WORKER = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
 
@@ -14,27 +14,19 @@ CONTRACTS: tuple[Contract, ...] = (
         "1a4913766fca9907",
         True,
     ),
-    Function(f"{LOAD_BALANCER}.require_acquire_fields", "(self)", "9ee15ef494471d92", closed=True),
-    Attribute(f"{LOAD_BALANCER}._servers"),
-    Attribute(f"{LOAD_BALANCER}._inflight_requests"),
+    *names(LOAD_BALANCER, "require_acquire_fields", closed=True),
+    *names(LOAD_BALANCER, "_servers _inflight_requests"),
     Attribute("verl.workers.rollout.replica:RolloutReplica.server_address"),
     # One task per prompt (`_run_prompt`, under contract in transfer_queue.py), in which the tasks
     # of its samples are made.
-    Function(f"{AGENT_LOOP_WORKER}.generate_sequences", "async (self, batch)", "aa1fafabeb0a5e01"),
+    *names(AGENT_LOOP_WORKER, "generate_sequences"),
     # The step, and whether the step validates.
-    Function(
-        "verl.experimental.agent_loop.agent_loop:get_trajectory_info",
-        "async (step, index, validate)",
-        "261c13297b79e35e",
-    ),
-    Attribute("verl.experimental.agent_loop:AgentLoopManager.agent_loop_workers"),
+    *names("verl.experimental.agent_loop.agent_loop", "get_trajectory_info"),
+    *names("verl.experimental.agent_loop:AgentLoopManager", "agent_loop_workers"),
     # Deals prompts out to the workers (processes.py); where their samples are scored.
-    Function(
-        "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.generate_sequences", "(self, prompts)", "4695680745c0b34a"
-    ),
-    Function(f"{SYNC_TRAINER}.get_reward_handles", "(self)", "b391a8d92834a57c"),
+    *names("verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ", "generate_sequences"),
+    *names(SYNC_TRAINER, "get_reward_handles"),
     # The place of a checkpoint, for files kept beside it.
-    Function(f"{SYNC_TRAINER}._load_checkpoint", "(self)", "7924cd3bd8d6275b"),
-    ConfigKey(PPO_YAML, "trainer.resume_mode", "auto"),
-    ConfigKey(PPO_YAML, "trainer.resume_from_path", object),
+    *names(SYNC_TRAINER, "_load_checkpoint"),
+    *config_keys(PPO_YAML, "trainer.resume_mode trainer.resume_from_path:any"),
 )
