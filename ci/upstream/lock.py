@@ -8,6 +8,7 @@ the exit code is 2. Exit code 1: --check found a file that is not what the comma
 import argparse
 import ast
 import json
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -23,8 +24,11 @@ from verl_fuse.host.start.compat.lock import Locked, fill, is_locked, read
 from verl_fuse.host.start.compat.seams import host_declared, plugins_declared
 from verl_fuse.host.start.compat.signature import signature_text
 from verl_fuse.host.start.compat.source import FunctionNode, NotFound, SourceTree
-from verl_fuse.spec.contract import Code, ConfigKey, Contract, Name, label, package
+from verl_fuse.spec.contract import Attribute, Code, ConfigGroup, ConfigKey, Contract, Name, label, package
 from verl_fuse.spec.files import write_atomically
+
+# Contracts about one target share an entry, which holds what the first kind of these needs.
+_FULLEST = (Attribute, Name, Code, ConfigKey, ConfigGroup)
 
 
 def main(arguments: list[str]) -> int:
@@ -103,8 +107,7 @@ def _entry(contracts: list[Contract], before: Locked | None, tree: SourceTree, r
         if before is None:
             raise FuseError(f"{package(contracts[0])} is not installed")
         return before
-    # The entry of a name holds more than that of its code.
-    found = _found(min(contracts, key=lambda contract: isinstance(contract, Code)), tree)
+    found = _found(min(contracts, key=lambda contract: _FULLEST.index(type(contract))), tree)
     if all(isinstance(contract, Name) and contract.called for contract in contracts):
         found = replace(found, read=())
     if before is None:
@@ -122,10 +125,23 @@ def _found(contract: Contract, tree: SourceTree) -> Locked:
         case Name(target):
             node = tree.find(target).node
             if isinstance(node, FunctionNode):
-                return Locked("function", signature_text(node), (fingerprint([node]),))
+                # A constant's name says nothing about the default.
+                signature = re.sub(r"=[A-Z][A-Z0-9_]+(?=[,)])", "=...", signature_text(node))
+                return Locked("function", signature, (fingerprint([node]),))
             return Locked("class" if isinstance(node, ast.ClassDef) else "attribute")
+        case Attribute(target):
+            value = getattr(tree.find(target).node, "value", None)
+            if value is None:
+                raise NotFound("it has no value to lock")
+            return Locked("attribute", value=ast.unparse(value))
+        case ConfigGroup(file, entry):
+            group = entry.partition(":")[0]
+            options = [one[group] for one in tree.key(file, "defaults") if isinstance(one, dict) and group in one]
+            if len(options) != 1:
+                raise NotFound(f"{file} has {len(options)} entries {group} among its defaults")
+            return Locked("group", value=options[0])
         case ConfigKey(file, key):
-            return Locked("key", default=tree.key(file, key))
+            return Locked("key", value=tree.key(file, key))
         case Code():
             return Locked("code", read=(fingerprint([found.node for found in code(contract, tree)]),))
         case _:

@@ -10,6 +10,7 @@ can be imported from there. Broken means red: we would fail or, worse, go on wit
 be read again is yellow.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -143,19 +144,57 @@ Contract: TypeAlias = (
 _TYPES = {kind.__name__: kind for kind in (bool, int, float, str, list, dict)} | {"any": object, "none": type(None)}
 
 
-def names(owner: str, names: str, *, closed: bool = False, exact: bool = False) -> tuple[Name, ...]:
-    """Return a contract for each of the `names`, separated by spaces, of a module or of a class "module:Class". A name
-    with parentheses, "step()", is a function that is only called: its code may change."""
-    separator = "." if ":" in owner else ":"
-    each = ((name.removesuffix("()"), name.endswith("()")) for name in names.split())
-    return tuple(Name(f"{owner}{separator}{name}", closed, exact, called) for name, called in each)
+def names(text: str, *, closed: bool = False, exact: bool = False) -> tuple[Name | Attribute, ...]:
+    """Return a contract for each target in `text`, separated by spaces: "module:Class.member" in full, or ":name" of
+    the module before, or ".member" of the class before. A target with parentheses, "step()", is a function that is only
+    called: its code may change. One with an equals sign, "limit=", is an attribute whose value is locked too; one with
+    a question mark, "rank?", may be anything that exists."""
+    return tuple(
+        Attribute(target[:-1], LOCKED if target.endswith("=") else None)
+        if target.endswith(("=", "?"))
+        else Name(target.removesuffix("()"), closed, exact, target.endswith("()"))
+        for target in _targets(text)
+    )
 
 
-def config_keys(file: str, keys: str) -> tuple[ConfigKey, ...]:
-    """Return a contract for each of the `keys`, separated by spaces, of a YAML file. The default is locked, or written
-    as its type behind a colon: "trainer.nnodes:int"; "any" stands for all defaults, "none" for null."""
-    each = (key.partition(":") for key in keys.split())
-    return tuple(ConfigKey(file, key, _TYPES[kind] if kind else LOCKED) for key, _, kind in each)
+def kept(promise: str, text: str, before: str = "") -> Code:
+    """Return the contract about the code that keeps a promise, whose targets are written as for `names`; `before` is
+    where upstream had it."""
+    return Code(_joined(text), promise=promise, before=(_joined(before),) if before else ())
+
+
+def config(text: str) -> tuple[ConfigKey | ConfigGroup, ...]:
+    """Return a contract for each key in `text`, separated by spaces, after the YAML file that has it. The default is
+    locked, or written as its type behind a colon: "trainer.nnodes:int"; "any" stands for all defaults, "none" for null.
+    A word with "@" is a group of the file's defaults list, "rollout@actor_rollout_ref.rollout", whose option is
+    locked."""
+    found, file = [], ""
+    for word in text.split():
+        key, _, kind = word.partition(":")
+        if word.endswith(".yaml"):
+            file = word
+        elif "@" in word:
+            found.append(ConfigGroup(file, f"{word}: {LOCKED}"))
+        else:
+            found.append(ConfigKey(file, key, _TYPES[kind] if kind else LOCKED))
+    return tuple(found)
+
+
+def _targets(text: str) -> Iterator[str]:
+    before = ""
+    for word in text.split():
+        module, _, name = before.partition(":")
+        if word.startswith(":"):
+            word = module + word
+        elif word.startswith("."):
+            word = f"{module}:{name.partition('.')[0]}{word}"
+        yield word
+        before = word
+
+
+def _joined(text: str) -> str:
+    found = list(_targets(text))
+    return f"{found[0].partition(':')[0]}:{','.join(target.partition(':')[2] for target in found)}"
 
 
 def fingerprints(found: Fingerprints) -> tuple[str, ...]:

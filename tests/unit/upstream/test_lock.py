@@ -8,12 +8,12 @@ import pytest
 from ci.upstream import lock as command
 from ci.upstream.lock import lock_all
 from verl_fuse.errors import FuseError
+from verl_fuse.hookspecs import hookspec
 from verl_fuse.host.start.compat.judge import Level, judge
 from verl_fuse.host.start.compat.lock import FILE, Locked, fill, read
 from verl_fuse.host.start.compat.seams import plugin_seams
 from verl_fuse.host.start.compat.source import SourceTree
-from verl_fuse.hookspecs import hookspec
-from verl_fuse.spec.contract import Attribute, Class, Code, ConfigKey, Function, Name, config_keys, label, names
+from verl_fuse.spec.contract import Attribute, Class, Code, ConfigKey, Function, Name, config, label, names
 
 SOURCE = """
 class Trainer:
@@ -25,9 +25,9 @@ class Trainer:
 YAML = "trainer:\n  steps: 10\n  limit: null\n"
 STEP = "acme:Trainer.step"
 CONTRACTS = (
-    *names("acme:Trainer", "step mode save()", closed=True),
-    *names("acme", "Trainer"),
-    *config_keys("acme/config.yaml", "trainer.steps trainer.limit"),
+    *names("acme:Trainer.step .mode .save()", closed=True),
+    *names("acme:Trainer"),
+    *config("acme/config.yaml trainer.steps trainer.limit"),
     Code("acme:Trainer.save", promise="files are whole"),
 )
 

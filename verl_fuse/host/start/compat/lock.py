@@ -16,6 +16,7 @@ from verl_fuse.spec.contract import (
     Attribute,
     Class,
     Code,
+    ConfigGroup,
     ConfigKey,
     Contract,
     Fingerprints,
@@ -29,13 +30,14 @@ FILE = "contracts.lock.json"
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """What a contract copies from upstream: of which kind its target is ("function", "class", "attribute", "code" or
-    "key"), and what the kind has. `read` are fingerprints, in the order in which the code was read."""
+    """What a contract copies from upstream: of which kind its target is ("function", "class", "attribute", "code",
+    "key" or "group"), and what the kind has. `read` are fingerprints, in the order in which the code was read; `value`
+    is an attribute's source text, a key's default, or a group's option."""
 
     kind: str
     signature: str | None = None
     read: tuple[str, ...] = ()
-    default: Any = None
+    value: Any = None
 
 
 def read(file: Path) -> dict[str, Locked]:
@@ -54,8 +56,10 @@ def is_locked(contract: Contract) -> bool:
     match contract:
         case Name():
             return True
-        case ConfigKey(default=value) | Code(fingerprints=value):
+        case ConfigKey(default=value) | Code(fingerprints=value) | Attribute(value=value):
             return isinstance(value, str) and value == LOCKED
+        case ConfigGroup(entry=value):
+            return value.endswith(f": {LOCKED}")
         case _:
             return False
 
@@ -78,8 +82,12 @@ def fill(contract: Contract, entry: Locked) -> Contract:
             return Function(target, entry.signature or "()", body, contract.closed, contract.exact)
         case Name(target):
             return Class(target) if entry.kind == "class" else Attribute(target)
+        case Attribute():
+            return replace(contract, value=entry.value)
+        case ConfigGroup(entry=group):
+            return replace(contract, entry=group.removesuffix(LOCKED) + str(entry.value))
         case ConfigKey():
-            return replace(contract, default=entry.default)
+            return replace(contract, default=entry.value)
         case Code():
             return replace(contract, fingerprints=_fingerprints(entry.read))
         case _:
