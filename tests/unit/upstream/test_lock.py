@@ -13,23 +13,60 @@ from verl_fuse.host.start.compat.judge import Level, judge
 from verl_fuse.host.start.compat.lock import FILE, Locked, fill, read
 from verl_fuse.host.start.compat.seams import plugin_seams
 from verl_fuse.host.start.compat.source import SourceTree
-from verl_fuse.spec.contract import Attribute, Class, Code, ConfigKey, Function, Name, config, label, names
+from verl_fuse.spec.contract import (
+    LOCKED,
+    Attribute,
+    Class,
+    Code,
+    ConfigGroup,
+    ConfigKey,
+    Function,
+    Name,
+    config,
+    kept,
+    label,
+    names,
+)
 
 SOURCE = """
 class Trainer:
     mode = "sync"
+    def rank(self): ...
     def step(self, batch, limit=3):
         return self.run(batch)
     def save(self): ...
+def sort(rows, by=FIRST): return sorted(rows)
 """
-YAML = "trainer:\n  steps: 10\n  limit: null\n"
+YAML = "defaults:\n- rollout@actor: fast\n- _self_\ntrainer:\n  steps: 10\n  limit: null\n"
 STEP = "acme:Trainer.step"
 CONTRACTS = (
     *names("acme:Trainer.step .mode .save()", closed=True),
-    *names("acme:Trainer"),
-    *config("acme/config.yaml trainer.steps trainer.limit"),
-    Code("acme:Trainer.save", promise="files are whole"),
+    *names("acme:Trainer .mode="),
+    *names("acme:sort", exact=True),
+    *config("acme/config.yaml trainer.steps trainer.limit rollout@actor"),
+    kept("files are whole", "acme:Trainer.save"),
 )
+
+
+def test_texts_name_targets_keys_and_groups():
+    assert names("acme.a:f() :Trainer.mode= .rank? ._step acme.b:g", closed=True) == (
+        Name("acme.a:f", closed=True, called=True),
+        Attribute("acme.a:Trainer.mode", LOCKED),
+        Attribute("acme.a:Trainer.rank"),
+        Name("acme.a:Trainer._step", closed=True),
+        Name("acme.b:g", closed=True),
+    )
+    assert config("acme/a.yaml lr gpus:int note:any end:none actor@block acme/b.yaml ../engine@block") == (
+        ConfigKey("acme/a.yaml", "lr", LOCKED),
+        ConfigKey("acme/a.yaml", "gpus", int),
+        ConfigKey("acme/a.yaml", "note", object),
+        ConfigKey("acme/a.yaml", "end", type(None)),
+        ConfigGroup("acme/a.yaml", f"actor@block: {LOCKED}"),
+        ConfigGroup("acme/b.yaml", f"../engine@block: {LOCKED}"),
+    )
+    assert kept("files are whole", "acme:Trainer.save .load :write", before="acme:Trainer.save") == Code(
+        "acme:Trainer.save,Trainer.load,write", LOCKED, promise="files are whole", before=("acme:Trainer.save",)
+    )
 
 
 class Package:
@@ -68,10 +105,14 @@ def package(tmp_path: Path) -> Package:
 def test_a_lock_file_holds_what_contracts_copy_and_fills_them(package: Package):
     entries = read(package.file)
     (body,) = entries[STEP].read
-    step, mode, save, trainer, steps, limit, code = CONTRACTS
+    step, mode, save, trainer, value, sort, steps, limit, group, code = CONTRACTS
     assert fill(step, entries[STEP]) == Function(STEP, "(self, batch, limit=3)", body, closed=True)
     assert fill(mode, entries["acme:Trainer.mode"]) == Attribute("acme:Trainer.mode")
     assert fill(trainer, entries["acme:Trainer"]) == Class("acme:Trainer")
+    assert fill(value, entries["acme:Trainer.mode"]) == Attribute("acme:Trainer.mode", "'sync'")
+    sorts = Function("acme:sort", "(rows, by=...)", *entries["acme:sort"].read, exact=True)
+    assert fill(sort, entries["acme:sort"]) == sorts, "a constant's name is no default"
+    assert fill(group, entries[label(group)]) == ConfigGroup("acme/config.yaml", "rollout@actor: fast")
     assert fill(steps, entries["acme/config.yaml: trainer.steps"]) == ConfigKey("acme/config.yaml", "trainer.steps", 10)
     assert fill(limit, entries["acme/config.yaml: trainer.limit"]).default is None  # type: ignore[union-attr]
     (whole,) = entries["acme:Trainer.save"].read
@@ -114,6 +155,9 @@ def test_a_further_optional_parameter_stays_yellow(package: Package):
         (SOURCE.replace("limit=3", "limit=3, pace=None"), YAML, f"{STEP}: new optional parameter pace"),
         (SOURCE.replace("def step", "def stride"), YAML, f"{STEP}: acme:Trainer has no step"),
         (SOURCE.replace("...", "self.flush()"), YAML, "acme:Trainer.save: files are whole: the code that keeps"),
+        (SOURCE.replace("sorted(rows)", "rows"), YAML, "acme:sort: body changed"),
+        (SOURCE.replace('"sync"', '"async"'), YAML, "acme:Trainer.mode: value was 'sync', is 'async'"),
+        (SOURCE, YAML.replace("fast", "slow"), "acme/config.yaml: defaults, rollout@actor: locked: the defaults list"),
         (SOURCE, YAML.replace("10", "11"), "acme/config.yaml: trainer.steps: default was 10, is 11"),
         (SOURCE, YAML.replace("steps", "count"), "acme/config.yaml: trainer.steps: acme/config.yaml: there is no key"),
     ],
@@ -143,6 +187,16 @@ def test_what_is_not_installed_keeps_its_entry_and_gets_none(package: Package, t
 def test_a_name_that_nothing_declares_is_dropped(package: Package):
     text, _ = package.locked(contracts=CONTRACTS[:1])
     assert text.count('"kind"') == 1
+
+
+def test_what_is_new_must_have_what_is_locked(package: Package):
+    new = (*names("acme:Trainer.rank= .stride"), *config("acme/config.yaml critic@critic"))
+    assert package.locked(contracts=new)[1] == [
+        "acme:Trainer.rank: it has no value to lock",
+        "acme:Trainer.stride: acme:Trainer has no stride",
+        "acme/config.yaml: defaults, critic@critic: locked: acme/config.yaml has 0 entries critic@critic among its "
+        "defaults",
+    ]
 
 
 def test_the_command_writes_only_what_changed_and_nothing_where_a_contract_breaks(
