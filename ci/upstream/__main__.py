@@ -6,7 +6,7 @@ import traceback
 
 from ci.upstream.arguments import FAILED
 
-COMMANDS = ("ab", "check", "supported")
+COMMANDS = ("ab", "check", "lock", "supported")
 
 
 def main(arguments: list[str]) -> int:

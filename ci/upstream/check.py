@@ -38,18 +38,10 @@ class Checked:
         return max((verdict.level for verdict in self.verdicts), default=Level.GREEN)
 
 
-def check(verl: Path | None = None, vllm: tuple[Path, str] | None = None) -> Checked:
-    """Judge every contract, of all plugins, against the package folder `verl`, and the package folder and version
-    `vllm` (default: the installed packages)."""
-    tree = SourceTree.installed(*PACKAGES)
-    if verl is not None:
-        tree.roots["verl"] = verl
-    if vllm is not None:
-        tree.roots["vllm"] = vllm[0]
-    if "verl" not in tree.roots:
-        raise FuseError("verl is not installed: give --verl VERSION or --path TREE")
+def check(tree: SourceTree, vllm: str | None = None) -> Checked:
+    """Judge every contract, of all plugins, against `tree`, which has that version of vLLM (None: the installed)."""
     verdicts = judge_all([*host_seams(), *plugin_seams(plugins.load(), None)], tree)
-    return Checked(tree, version_of(tree.roots["verl"]), vllm and vllm[1], verdicts)
+    return Checked(tree, version_of(tree.roots["verl"]), vllm, verdicts)
 
 
 def version_of(package: Path) -> str:
@@ -71,8 +63,8 @@ def main(arguments: list[str]) -> int:
     """Print the Markdown report, and write it with its JSON form to --output; the exit code gives the verdict."""
     options = _parser().parse_args(arguments)
     try:
-        with _verl(options.verl, options.path) as verl, _vllm(options.vllm) as vllm:
-            checked = check(verl, vllm)
+        with upstream(options) as (tree, vllm):
+            checked = check(tree, vllm)
             installed = SourceTree.installed(*PACKAGES)
             found = report.build(checked.tree, checked.version, checked.vllm, checked.verdicts, installed)
         text = report.markdown(found)
@@ -93,6 +85,13 @@ def _parser() -> Parser:
     parser = Parser(
         prog="python -m ci.upstream check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    add_versions(parser)
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write upstream.md and upstream.json there")
+    return parser
+
+
+def add_versions(parser: Parser) -> None:
+    """Add the arguments of `upstream`."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--verl", metavar="VERSION", help="a version on the package index, or `latest`; default: installed"
@@ -101,8 +100,20 @@ def _parser() -> Parser:
     parser.add_argument(
         "--vllm", metavar="VERSION", help="a version of vLLM on the package index, or `latest`; default: installed"
     )
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write upstream.md and upstream.json there")
-    return parser
+
+
+@contextmanager
+def upstream(options: argparse.Namespace) -> Iterator[tuple[SourceTree, str | None]]:
+    """Give the installed packages with the verl and vLLM that `options` name, and the version of that vLLM."""
+    tree = SourceTree.installed(*PACKAGES)
+    with _verl(options.verl, options.path) as verl, _vllm(options.vllm) as vllm:
+        if verl is not None:
+            tree.roots["verl"] = verl
+        if vllm is not None:
+            tree.roots["vllm"] = vllm[0]
+        if "verl" not in tree.roots:
+            raise FuseError("verl is not installed: give --verl VERSION or --path TREE")
+        yield tree, vllm and vllm[1]
 
 
 @contextmanager

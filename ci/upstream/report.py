@@ -11,11 +11,19 @@ from packaging.version import InvalidVersion
 from verl_fuse.host.start.compat.judge import Level, code
 from verl_fuse.host.start.compat.seams import SeamVerdict
 from verl_fuse.host.start.compat.source import NotFound, SourceTree
-from verl_fuse.host.start.contracts import READ_AT
 from verl_fuse.host.upstream.versions import installed as installed_version
 from verl_fuse.host.upstream.versions import problem
 from verl_fuse.spec.contract import Contract, label, package
 
+# All contracts were read at these versions.
+READ_AT = {
+    "verl": ("0.9.1",),
+    "transfer_queue": ("0.1.11",),
+    "vllm": ("0.24.0", "0.25.0", "0.25.1", "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.31.0"),
+    "torch": ("2.11.0", "2.13.0"),
+    "megatron": ("0.16.1",),
+    "mbridge": ("0.15.1",),
+}
 # The distributions under which each package may be installed.
 _DISTRIBUTIONS = {
     "verl": ("verl",),

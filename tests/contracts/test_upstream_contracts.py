@@ -8,6 +8,7 @@ import pytest
 import upstream_use as use
 from omegaconf import OmegaConf
 
+from ci.upstream import lock
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.judge import place
@@ -21,6 +22,7 @@ from verl_fuse_cpu.plugin import CpuPlugin
 from verl_fuse_cpu.refusals import CHECKS
 from verl_fuse_interstage.plugin import InterstagePlugin
 from verl_fuse_pipeline.plugin import PipelinePlugin
+from verl_fuse_update.refusals import torch_without_streams
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in PACKAGES),
@@ -233,6 +235,13 @@ def test_what_is_installed_keeps_every_contract(tree: SourceTree):
     assert {label(v.seam.contract): [p.text for p in v.problems] for v in verdicts if v.problems} == {}
     assert len(verdicts) > 200
     assert not any(verdict.absent for verdict in verdicts)
+
+
+def test_the_lock_files_are_what_the_command_writes(capsys: pytest.CaptureFixture[str]):
+    """An older torch declares less than the locks hold: they are written on the newest stack."""
+    if installed("verl") != "0.9.1" or torch_without_streams():
+        pytest.skip("the lock files are written on another stack")
+    assert (lock.main(["--check"]), capsys.readouterr().out) == (0, "")
 
 
 def test_no_contract_is_declared_twice():

@@ -47,9 +47,17 @@ class Mutation:
 def relevant(tree: SourceTree, contracts: Sequence[Contract]) -> list[Mutation]:
     """Mutations that break a contract, or change code that was read."""
     ours = [contract for contract in contracts if package(contract) == "verl"]
+    # Other code is red there.
+    strict = {label(contract) for contract in ours if isinstance(contract, Code) or getattr(contract, "exact", False)}
     found = []
     for name, kind, level, mutate in _RELEVANT:
-        of_kind = _spread([contract for contract in ours if type(contract) is kind])
+        of_kind = _spread(
+            [
+                contract
+                for contract in ours
+                if type(contract) is kind and not (level is Level.YELLOW and label(contract) in strict)
+            ]
+        )
         edits = ((contract, edit) for contract in of_kind if (edit := mutate(tree, contract)) is not None)
         for contract, edit in itertools.islice(edits, EACH):
             found.append(Mutation(f"{name}: {label(contract)}", *edit, label(contract), level))

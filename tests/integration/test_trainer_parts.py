@@ -5,6 +5,7 @@ import inspect
 import json
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +38,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.standalone.sync import StandaloneSync
     from verl_fuse.host.rollout.watch import Groups
     from verl_fuse.host.start.begin import checked_settings
-    from verl_fuse.host.start.compat import start
+    from verl_fuse.host.start.compat import lock, start
     from verl_fuse.host.trainer import FuseTrainer
     from verl_fuse.host.update.critic.driver import CriticFirst
     from verl_fuse.host.update.fused import FusedUpdates
@@ -47,7 +48,6 @@ with warnings.catch_warnings():
 from verl_fuse.hookspecs import Trainer
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView
 from verl_fuse.spec.timeline import Span
-from verl_fuse_update.losses import ANY_LOSSES
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -279,7 +279,13 @@ def test_a_run_whose_loss_is_not_the_one_that_was_read_does_not_start(config, mo
     config.actor_rollout_ref.actor.use_kl_loss = False
     # What is read of other packages takes longer, and has no losses.
     monkeypatch.setattr(start, "PACKAGES", ("verl",))
-    monkeypatch.setitem(ANY_LOSSES, "vanilla", (ANY_LOSSES["vanilla"][0], "0123456789abcdef"))
+    read = lock.read
+
+    def other_loss(file: Path) -> dict[str, lock.Locked]:
+        found, name = read(file), "verl.trainer.ppo.core_algos:compute_policy_loss_vanilla"
+        return found | ({name: replace(found[name], read=("0123456789abcdef",))} if name in found else {})
+
+    monkeypatch.setattr(lock, "read", other_loss)
     with pytest.raises(FuseError, match="compute_policy_loss_vanilla: body changed: fingerprint was 0123456789abcdef"):
         FuseTrainer(config)
     config.actor_rollout_ref.actor.policy_loss.loss_mode = "gpg"

@@ -1,16 +1,35 @@
 """Describes the upstream code that we rest on as data: one contract per seam, judged against source text
-(verl_fuse/host/compat).
+(verl_fuse/host/start/compat).
+
+What a contract only copies from upstream's source is LOCKED: it is in the lock file, contracts.lock.json, beside the
+module that declares the contract (of a plugin: the module that implements `fuse_contracts`). `python -m ci.upstream
+lock` writes these files.
 
 A target is "package.module:name" or "package.module:Class.member"; it may be defined elsewhere as long as it
 can be imported from there. Broken means red: we would fail or, worse, go on with wrong numbers. A change that need only
 be read again is yellow.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 # The fingerprint of one version of some code, or of each version that we have read where they differ.
 Fingerprints: TypeAlias = str | tuple[str, ...]
+
+# In place of a value: it is in the lock file.
+LOCKED = "locked"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A function, class or attribute that is judged by the lock file: a class has to be one, an attribute has to exist,
+    a function is a `Function` with the locked signature and, unless it is only `called`, the locked fingerprints."""
+
+    target: str
+    closed: bool = False
+    exact: bool = False
+    called: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +96,7 @@ class ConfigKey:
 
     file: str
     key: str
-    default: Any
+    default: Any = LOCKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +130,71 @@ class Code:
     """
 
     target: str
-    fingerprints: Fingerprints
+    fingerprints: Fingerprints = LOCKED
     patch: str | None = None
     promise: str | None = None
     before: tuple[str, ...] = ()
 
 
-Contract: TypeAlias = Function | Class | Attribute | Decorator | Registration | ConfigKey | ConfigGroup | Uses | Code
+Contract: TypeAlias = (
+    Name | Function | Class | Attribute | Decorator | Registration | ConfigKey | ConfigGroup | Uses | Code
+)
+
+
+_TYPES = {kind.__name__: kind for kind in (bool, int, float, str, list, dict)} | {"any": object, "none": type(None)}
+
+
+def names(text: str, *, closed: bool = False, exact: bool = False) -> tuple[Name | Attribute, ...]:
+    """Return a contract for each target in `text`, separated by spaces: "module:Class.member" in full, or ":name" of
+    the module before, or ".member" of the class before. A target with parentheses, "step()", is a function that is only
+    called: its code may change. One with an equals sign, "limit=", is an attribute whose value is locked too; one with
+    a question mark, "rank?", may be anything that exists."""
+    return tuple(
+        Attribute(target[:-1], LOCKED if target.endswith("=") else None)
+        if target.endswith(("=", "?"))
+        else Name(target.removesuffix("()"), closed, exact, target.endswith("()"))
+        for target in _targets(text)
+    )
+
+
+def kept(promise: str, text: str, before: str = "") -> Code:
+    """Return the contract about the code that keeps a promise, whose targets are written as for `names`; `before` is
+    where upstream had it."""
+    return Code(_joined(text), promise=promise, before=(_joined(before),) if before else ())
+
+
+def config(text: str) -> tuple[ConfigKey | ConfigGroup, ...]:
+    """Return a contract for each key in `text`, separated by spaces, after the YAML file that has it. The default is
+    locked, or written as its type behind a colon: "trainer.nnodes:int"; "any" stands for all defaults, "none" for null.
+    A word with "@" is a group of the file's defaults list, "rollout@actor_rollout_ref.rollout", whose option is
+    locked."""
+    found, file = [], ""
+    for word in text.split():
+        key, _, kind = word.partition(":")
+        if word.endswith(".yaml"):
+            file = word
+        elif "@" in word:
+            found.append(ConfigGroup(file, f"{word}: {LOCKED}"))
+        else:
+            found.append(ConfigKey(file, key, _TYPES[kind] if kind else LOCKED))
+    return tuple(found)
+
+
+def _targets(text: str) -> Iterator[str]:
+    before = ""
+    for word in text.split():
+        module, _, name = before.partition(":")
+        if word.startswith(":"):
+            word = module + word
+        elif word.startswith("."):
+            word = f"{module}:{name.partition('.')[0]}{word}"
+        yield word
+        before = word
+
+
+def _joined(text: str) -> str:
+    found = list(_targets(text))
+    return f"{found[0].partition(':')[0]}:{','.join(target.partition(':')[2] for target in found)}"
 
 
 def fingerprints(found: Fingerprints) -> tuple[str, ...]:

@@ -138,9 +138,9 @@ def test_a_change_of_code_has_its_class(contract, old, new, expected, tmp_path: 
     ("contract", "old", "new", "text"),
     [
         (GREEN[7], "mode: sync", "mode: async", "default was 'sync', is 'async'"),
-        (GREEN[7], "  mode: sync\n", "", "there is no key trainer.mode"),
+        (GREEN[7], "  mode: sync\n", "", "acme/config.yaml: there is no key trainer.mode"),
         (GREEN[8], "steps: 10", "steps: '10'", "default was a int, is '10'"),
-        (GREEN[9], "limit", "bound", "there is no key trainer.limit"),
+        (GREEN[9], "limit", "bound", "acme/config.yaml: there is no key trainer.limit"),
         (ConfigKey("acme/config.yaml", "trainer.steps", 10), "steps: 10", "steps: 10.0", "default was 10, is 10.0"),
         (GREEN[11], "actor.rollout: rollout", "actor.rollout: fast", "the defaults list has no rollout@actor.rollout: rollout"),
         (GREEN[11], "defaults:", "mended:", "the defaults list has no rollout@actor.rollout: rollout"),

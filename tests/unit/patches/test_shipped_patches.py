@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from ci.upstream.report import READ_AT
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.source import SourceTree
-from verl_fuse.host.start.contracts import READ_AT
 from verl_fuse_patches import registry
 from verl_fuse_patches.constants import with_constant
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from verl_fuse import plugins
 from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.composed import getter
-from verl_fuse.spec.contract import Function
+from verl_fuse.spec.contract import Function, Name
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.features import FEATURES
 from verl_fuse_update.losses import ANY_LOSSES, BALANCED_LOSSES, ROW_LOSSES
@@ -288,7 +288,7 @@ def test_drawn_mini_batches_unlock_balance_where_they_are_not():
 
 def test_balance_asks_for_its_losses_and_for_how_verl_cuts():
     asked = PLUGIN.fuse_contracts(config=composed(BALANCE))
-    targets = {one.target.rpartition(":")[2] for one in asked if isinstance(one, Function)}
+    targets = {one.target.rpartition(":")[2] for one in asked if isinstance(one, Function | Name)}
     assert {"calculate_workload", "make_iterator", "compute_policy_loss_vanilla"} <= targets
     assert set(asked) < set(PLUGIN.fuse_contracts(config=None))
 
@@ -463,9 +463,9 @@ def test_with_a_preset_a_model_that_cannot_is_left_as_it_is(monkeypatch, preset,
 
 def test_logits_of_responses_ask_for_what_reads_them():
     asked = PLUGIN.fuse_contracts(config=composed(RESPONSES))
-    targets = {one.target.rpartition(".")[2] for one in asked if isinstance(one, Function)}
+    targets = {one.target.rpartition(".")[2] for one in asked if isinstance(one, Function | Name)}
     assert {"prepare_model_inputs", "prepare_model_outputs", "_gather_and_unpad_packed"} <= targets
-    assert not any(one.exact for one in asked if isinstance(one, Function)), "any loss"
+    assert not any(one.exact for one in asked if isinstance(one, Function | Name)), "any loss"
     both = PLUGIN.fuse_contracts(config=composed(RESPONSES, SKIP))
     assert set(asked) < set(both)
     assert len(set(both)) == len(both)
@@ -550,7 +550,7 @@ def test_a_preset_leaves_prompts_alone_that_there_is_little_of(samples, prompt, 
 
 def test_prompts_computed_once_ask_for_what_reads_their_rows():
     asked = PLUGIN.fuse_contracts(config=composed(SHARE))
-    targets = {one.target.rpartition(".")[2] for one in asked if isinstance(one, Function)}
+    targets = {one.target.rpartition(".")[2] for one in asked if isinstance(one, Function | Name)}
     assert {"prepare_model_inputs", "forward_backward_batch", "calculate_workload", "make_iterator"} <= {
         target.rpartition(":")[2] for target in targets
     }
@@ -564,8 +564,8 @@ def test_a_sum_over_the_longest_response_needs_a_scale():
 
 
 def test_a_run_asks_for_the_loss_it_trains_by():
-    for loss, (function, fingerprint) in ANY_LOSSES.items():
+    for loss, function in ANY_LOSSES.items():
         switch = SKIP if loss in ROW_LOSSES else OWN
         asked = PLUGIN.fuse_contracts(config=composed(switch, **{f"{ACTOR}.policy_loss.loss_mode": loss}))
         losses = [one for one in asked if getattr(one, "exact", False)]
-        assert [(one.target.partition(":")[2], one.body) for one in losses] == [(function, fingerprint)]
+        assert [one.target.partition(":")[2] for one in losses] == [function]

@@ -148,11 +148,7 @@ def _covers(found: ast.expr, expected: ast.expr) -> bool:
 
 
 def _config_key(contract: ConfigKey, tree: SourceTree) -> list[ContractProblem]:
-    node = tree.yaml(contract.file)
-    for part in contract.key.split("."):
-        if not isinstance(node, dict) or part not in node:
-            return [ContractProblem(Level.RED, f"there is no key {contract.key}")]
-        node = node[part]
+    node = tree.key(contract.file, contract.key)
     if isinstance(contract.default, type):
         fits, before = isinstance(node, contract.default), f"a {contract.default.__name__}"
     else:

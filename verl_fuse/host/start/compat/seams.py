@@ -1,14 +1,17 @@
 """Collects every contract with upstream, and judges them against source."""
 
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pluggy
 
 from verl_fuse.host.start import contracts
+from verl_fuse.host.start.compat import lock
 from verl_fuse.host.start.compat.judge import ContractProblem, Level, judge
 from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.spec.contract import Contract, label, package
@@ -40,18 +43,42 @@ class SeamVerdict:
 
 def host_seams() -> list[Seam]:
     """Return the contracts of the host itself."""
-    names = sorted(module.name for module in pkgutil.iter_modules(contracts.__path__))
-    modules = (importlib.import_module(f"{contracts.__name__}.{name}") for name in names)
-    return [Seam(module.__name__, contract) for module in modules for contract in module.CONTRACTS]
+    return _filled([host_declared()])
 
 
 def plugin_seams(manager: pluggy.PluginManager, config: Mapping[str, Any] | None) -> list[Seam]:
     """Return the contracts of the plugins under `config`, or under any configuration (None)."""
+    return _filled(plugins_declared(manager, config))
+
+
+def host_declared() -> tuple[Path, list[Seam]]:
+    """Return the host's lock file, and its contracts as its modules declare them."""
+    names = sorted(module.name for module in pkgutil.iter_modules(contracts.__path__))
+    modules = (importlib.import_module(f"{contracts.__name__}.{name}") for name in names)
+    seams = [Seam(module.__name__, contract) for module in modules for contract in module.CONTRACTS]
+    return _lock_beside(contracts), seams
+
+
+def plugins_declared(
+    manager: pluggy.PluginManager, config: Mapping[str, Any] | None
+) -> Iterator[tuple[Path, list[Seam]]]:
+    """Yield the lock file of each plugin, and its contracts as it declares them."""
     asked = {"config": config}
-    seams = []
     for impl in manager.hook.fuse_contracts.get_hookimpls():
         declared: Any = impl.function(*(asked[name] for name in impl.argnames))
-        seams += [Seam(f"plugin {impl.plugin_name}", contract) for contract in declared]
+        yield _lock_beside(impl.function), [Seam(f"plugin {impl.plugin_name}", contract) for contract in declared]
+
+
+def _lock_beside(declaring: Any) -> Path:
+    return Path(inspect.getfile(declaring)).with_name(lock.FILE)
+
+
+def _filled(declared: Iterable[tuple[Path, list[Seam]]]) -> list[Seam]:
+    """Return the seams with the values of their lock files."""
+    seams = []
+    for file, of_file in declared:
+        entries = lock.read(file)
+        seams += [Seam(seam.owner, lock.filled(seam.contract, entries, file)) for seam in of_file]
     return seams
 
 

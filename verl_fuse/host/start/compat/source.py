@@ -95,6 +95,15 @@ class SourceTree:
                 raise NotFound(f"{path} cannot be parsed: {error}") from error
         return self._yaml[file]
 
+    def key(self, file: str, key: str) -> Any:
+        """Return the value of a key of a YAML file, its parts joined by dots."""
+        node = self.yaml(file)
+        for part in key.split("."):
+            if not isinstance(node, dict) or part not in node:
+                raise NotFound(f"{file}: there is no key {key}")
+            node = node[part]
+        return node
+
     def find(self, target: str) -> Definition:
         """Return the function, class or assignment behind "module:name" or "module:Class.member"."""
         module, _, qualname = target.partition(":")
