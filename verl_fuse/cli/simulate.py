@@ -191,6 +191,8 @@ def simulate(
                 say(line)
         if pages:
             typer.echo(f"Page: {pages[0]}")
+        for name in authors:
+            say(_policy_text(name, rows))
         if advised:
             show_advice(advised[0])
     if advised is None:
@@ -338,6 +340,18 @@ def _notes(row: StrategyResult) -> tuple[str, ...]:
     more = f"; other failures: {others}" if others else ""
     count = f"{len(row.faults)} step{'s' if len(row.faults) > 1 else ''}"
     return f"FAULTY in {count}, whose rest went on without it: {row.faults[0]}{more}", *row.notes
+
+
+def _policy_text(name: str, rows: Sequence[StrategyResult]) -> str:
+    """Compare an author's policy with what a run has without it: observe mode, or stock where that has no row."""
+    known = {row.strategy: row for row in rows}
+    if name not in known:
+        return f"{name} was not simulated"
+    base, row = known.get("observe", rows[0]), known[name]
+    low, high = row.speedup.low / base.speedup.mean, row.speedup.high / base.speedup.mean
+    ratio = base.seconds.mean / row.seconds.mean
+    faulty = ", although it is faulty" if row.faults else ""
+    return f"{name}: steps are {ratio:.2f} times as fast as {base.strategy}'s [{low:.2f}, {high:.2f}]{faulty}"
 
 
 def _widths_data(widths: Mapping[int, tuple[CallPlan, float]]) -> list[dict[str, Any]]:

@@ -154,6 +154,10 @@ def test_faults_are_shown_and_the_row_is_the_rest(folder: Path, capsys: pytest.C
     assert "acme_rows:Raises: FAULTY in 2 steps" in text
     assert "fuse_migration raised RuntimeError: no licence" in text
     assert text.count("(faulty)") == 2
+    assert re.search(
+        r"acme_rows:Wrong: steps are \d\.\d\d times as fast as observe's \[.*\], although it is faulty", text
+    )
+    assert re.search(r"acme_rows:Shortest: steps are \d\.\d\d times as fast as observe's \[[\d., ]+\] ", text)
     page = (folder / "out/strategies.html").read_text()
     assert 'href="acme_rows.Shortest/timeline/step_000001.html"' in page
     shown = page.partition("Without effect")[0]
