@@ -4,6 +4,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import requires
 from typing import Literal
@@ -122,11 +123,14 @@ def contracts() -> Iterator[Finding]:
     """Check that the upstream code that verl-fuse and its plugins rest on is there, unchanged since it was read."""
     if installed("verl") is None:
         return
-    try:
-        seams = [*host_seams(), *plugin_seams(plugins.load(), OmegaConf.create())]
-    except FuseError:
-        # The row `plugins` tells the reason.
-        seams = host_seams()
+    seams = host_seams()
+    # The row `plugins` tells why plugins cannot be loaded.
+    with suppress(FuseError):
+        manager = plugins.load()
+        try:
+            seams += plugin_seams(manager, OmegaConf.create())
+        except FuseError as error:
+            yield Finding("contracts", "fault", str(error), "uninstall or update that plugin")
     verdicts = installed_verdicts(seams)
     broken, changed = lines(verdicts, Level.RED), lines(verdicts, Level.YELLOW)
     for line in broken:

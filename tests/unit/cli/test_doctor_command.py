@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from verl_fuse.cli import doctor, patches
+from verl_fuse.cli import doctor, findings, patches
 from verl_fuse.cli.findings import Finding
 from verl_fuse.cli.main import main
+from verl_fuse.errors import FuseError
 from verl_fuse_patches import registry
 from verl_fuse_patches.registry import PatchStatus
 
@@ -60,3 +61,14 @@ def test_patches_fit_a_page_but_for_addresses(monkeypatch, capsys):
         patch = registry.load(status.name)
         assert f"off: {patch.name}\n" in out
         assert f"  {patch.upstream}\n" in out
+
+
+def test_a_plugin_without_its_lock_file_is_a_fault(monkeypatch):
+    def lacking(manager, config):
+        raise FuseError("acme:f is not in contracts.lock.json")
+
+    monkeypatch.setattr(findings, "installed", lambda name: "0.9.1")
+    monkeypatch.setattr(findings, "host_seams", list)
+    monkeypatch.setattr(findings, "plugin_seams", lacking)
+    found = [(one.state, one.detail) for one in findings.contracts()]
+    assert found == [("fault", "acme:f is not in contracts.lock.json"), ("ok", "0 of 0 as they were read")]
