@@ -31,6 +31,8 @@ from verl_fuse.spec.workload import Workload
 STEP = "step."
 # By kind of tokens: the spread of the logarithm of their number.
 SPREADS = {"prompt": 0.5, "response": 0.8}
+# The families whose models stand in for those of others, of the same size.
+ALIKE = ("qwen2.5", "qwen3", "llama-3.1")
 # The median is this part of the limit.
 PART = 4
 _OPTIONS = {
@@ -99,9 +101,13 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
     get = getter(config)
     critic = has_critic(get)
     prompts, size = (_count(get, key) for key in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"))
-    if prompts % size:
-        raise FuseError(f"{ACTOR}.ppo_mini_batch_size={size}: needs a divisor of data.train_batch_size={prompts}")
+    if size > prompts:
+        raise FuseError(f"{ACTOR}.ppo_mini_batch_size={size}: needs at most data.train_batch_size, {prompts}")
     assumed: dict[str, Any] = {}
+    minibatches = -(-prompts // size)
+    while prompts % minibatches:
+        # verl pads the last one; the simulator's are equal.
+        assumed["minibatches"] = minibatches = minibatches + 1
     for kind, sigma in SPREADS.items():
         limit = _count(get, f"data.max_{kind}_length")
         assumed[kind] = f"lognormal:median={max(1, limit // PART)},sigma={sigma},max={limit}"
@@ -109,12 +115,12 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
         "algorithm": "ppo" if critic else "grpo",
         "prompts": prompts,
         "samples": _count(get, f"{ROLLOUT}.n"),
-        "minibatches": prompts // size,
+        "minibatches": minibatches,
         "epochs": _count(get, f"{ACTOR}.ppo_epochs"),
         "old_log_prob": not get("algorithm.rollout_correction.bypass_mode"),
         "kl": next((kl for kl, key in KL_KEYS.items() if get(key)), None),
         **assumed,
-        "actor": given.get("actor") or _named(get, f"{MODEL}.path", "actor"),
+        "actor": given.get("actor") or _named(get, f"{MODEL}.path", "actor", assumed),
     }
     found |= {"reference": found["actor"]} if has_reference(get) else {}
     if critic:
@@ -124,7 +130,7 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
     else:
         assumed["zero_gradient"] = 0.0
     if get(f"{REWARD_BLOCK}.enable"):
-        found["reward"] = given.get("reward") or _named(get, f"{REWARD_BLOCK}.model_path", "reward")
+        found["reward"] = given.get("reward") or _named(get, f"{REWARD_BLOCK}.model_path", "reward", assumed)
     open_ = {key: text for key, text in assumed.items() if key not in given}
     return LaunchedStep({**found, **given}, _options(get), open_)
 
@@ -161,18 +167,28 @@ def model_of_path(path: object) -> str | None:
     text = str(path or "")
     if os.path.isfile(os.path.join(text, "config.json")):
         return str(Path(text).absolute())
-    parts = set(re.split(r"[-_ ]", Path(text).name.lower()))
+    parts = _parts(text)
     fitting = [name for name in MODEL_NAMES if parts.issuperset(name.split("-"))]
     return max(fitting, key=lambda name: name.count("-"), default=None)
 
 
-def _named(get: Get, key: str, role: str) -> str:
-    if (name := model_of_path(get(key))) is None:
+def _parts(path: str) -> set[str]:
+    return set(re.split(r"[-_ ]", Path(path).name.lower()))
+
+
+def _named(get: Get, key: str, role: str, assumed: dict[str, Any]) -> str:
+    """Return the model that a key's path names; of another family one of the same size, which is `assumed`."""
+    if (name := model_of_path(get(key))) is not None:
+        return name
+    alike = [f"{family}-{size}" for family in ALIKE for size in _parts(str(get(key)))]
+    found = next((name for name in alike if name in MODEL_NAMES), None)
+    if found is None:
         raise FuseError(
-            f"{key}={quoted(get(key))}: neither a folder with a config.json nor of a known size; --set {STEP}{role}= "
-            f"takes the path of a config.json, or one of {', '.join(MODEL_NAMES)}"
+            f"{key}={quoted(get(key))}: neither a folder with a config.json, nor has its name a size; needs --set "
+            f"{STEP}{role}=PATH of a config.json, or a size such as qwen2.5-7b"
         )
-    return name
+    assumed[role] = found
+    return found
 
 
 def _count(get: Get, key: str) -> int:

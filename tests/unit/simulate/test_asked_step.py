@@ -64,6 +64,25 @@ def test_what_a_launch_tells_of_models_devices_and_options():
     assert "critic" in asked_step(["h100", *PPO, "critic.model.path=/models/mine"], None, {}).assumed
 
 
+@pytest.mark.parametrize(
+    ("path", "alike"),
+    [
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b"),
+        ("Qwen/Qwen3.5-4B", "qwen3-4b"),
+        ("a/b-8B-SFT", "qwen3-8b"),
+    ],
+)
+def test_a_model_of_another_family_is_taken_to_be_like_one_of_its_size(path: str, alike: str):
+    step = asked_step(["h100", *COMMON, f"actor_rollout_ref.model.path={path}"], None, {})
+    assert (step.workload.actor.name, step.assumed["actor"]) == (alike, alike)
+
+
+@pytest.mark.parametrize(("size", "minibatches"), [(256, 1), (64, 4), (86, 4), (255, 2), (100, 4)])
+def test_mini_batches_are_equal_ones(size: int, minibatches: int):
+    step = asked_step(["h100", *COMMON, f"{ACTOR}.ppo_mini_batch_size={size}"], None, {})
+    assert (step.workload.minibatches, "minibatches" in step.assumed) == (minibatches, size in (86, 100))
+
+
 def test_keys_of_the_command_take_the_place_of_the_runs():
     given = {"actor": "qwen3-8b", "response": "fixed:100", "zero_gradient": 0.25}
     step = asked_step(["h100", *COMMON, "actor_rollout_ref.model.path=/models/mine"], None, given)
@@ -91,8 +110,8 @@ def test_the_size_of_a_model_is_in_its_name(path: str | None, name: str | None):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["h100", *COMMON, f"{ACTOR}.ppo_mini_batch_size=100"], "ppo_mini_batch_size=100: needs a divisor of data"),
-        (["h100", *COMMON, "actor_rollout_ref.model.path=x/y"], r"model\.path='x/y': neither .*--set step\.actor="),
+        (["h100", *COMMON, f"{ACTOR}.ppo_mini_batch_size=257"], "ppo_mini_batch_size=257: needs at most data"),
+        (["h100", *COMMON, "actor_rollout_ref.model.path=x/y"], r"model\.path='x/y': neither .*--set step\.actor=PATH"),
         (["h100", *COMMON, "trainer.nnodes=0"], "trainer.nnodes=0: needs a whole number >= 1"),
         ([QWEN, *COMMON], "needs CLUSTER first"),
         (["h100"], "needs WORKLOAD.yaml and CLUSTER, or CLUSTER with --script FILE"),
