@@ -57,6 +57,8 @@ class AskedStep:
     assumed: Mapping[str, Any] = field(default_factory=dict)
     preset: str = ""
     chosen: tuple[Feature, ...] = ()
+    # What was made of arguments that a script does not tell whole, or that Hydra refuses.
+    notes: tuple[str, ...] = ()
 
 
 def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, Any]) -> AskedStep:
@@ -82,6 +84,7 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
         step.assumed,
         preset,
         tuple(choice.feature for choice in foreseen(run.config, preset) if not choice.reasons),
+        (*run.notes, *(f"{override}: left out: {why}" for override, why in run.faulty.items())),
     )
 
 

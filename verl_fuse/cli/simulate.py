@@ -136,6 +136,8 @@ def simulate(
         check_folder(timeline)
     seeds, features, settings = seeds or SIMULATED_STEPS, plugins.features(plugins.load()), read_settings(set_ or [])
     asked = asked_step(words or [], script, settings.step)
+    for note in asked.notes:
+        typer.echo(f"verl-fuse: {note}", err=True)
     options = _drafting(read_block(SimulationOptions, {**asked.options, **settings.options}, "options"), drafts_of)
     workload, machines = asked.workload, asked.cluster
     refusals, idle = refusals_of(asked.config, features, whole=bool(asked.preset)), idle_in(asked.config, features)

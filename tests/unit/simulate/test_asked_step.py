@@ -83,6 +83,12 @@ def test_mini_batches_are_equal_ones(size: int, minibatches: int):
     assert (step.workload.minibatches, "minibatches" in step.assumed) == (minibatches, size in (86, 100))
 
 
+def test_what_is_left_out_of_a_launch_is_told():
+    (note,) = asked_step(["h100", *COMMON, f"{ROLLOUT}.n=[8"], None, {}).notes
+    assert note.startswith(f"{ROLLOUT}.n=[8: left out: ")
+    assert asked_step(["h100", *COMMON], None, {}).notes == ()
+
+
 def test_keys_of_the_command_take_the_place_of_the_runs():
     given = {"actor": "qwen3-8b", "response": "fixed:100", "zero_gradient": 0.25}
     step = asked_step(["h100", *COMMON, "actor_rollout_ref.model.path=/models/mine"], None, given)
