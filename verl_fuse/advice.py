@@ -174,12 +174,15 @@ def advise(
     left_out = [gain for gain in gains if gain.worthwhile and gain.feature not in names]
     apart = [gain.feature for gain in left_out if not _goes_with(gain, chosen, features, excluded)]
     idle = [gain.feature for gain in left_out if gain.feature not in apart]
-    nothing = [gain.feature for gain in gains if not gain.worthwhile and gain.feature not in names]
+    others = [gain for gain in gains if not gain.worthwhile and gain.feature not in names]
+    unsure = [gain.feature for gain in others if not gain.sure and gain.share >= LEAST_GAIN_SHARE]
+    nothing = [gain.feature for gain in others if gain.feature not in unsure]
     parts = [f"switch on {named}" if chosen else none]
     parts += [f"together {total}"] if len(chosen) > 1 else []
     parts += [observed]
     parts += [f"{_listed(apart)} cannot be on together with that"] if apart else []
     parts += [f"{_listed(idle)} would gain nothing beside that"] if idle else []
+    parts += [f"the gain of {_listed(unsure)} is within the prediction's error"] if unsure else []
     parts += [f"no gain is predicted from {_listed(nothing)}"] if chosen and nothing else []
     return Advice("; ".join(parts), names, overrides)
 

@@ -14,7 +14,7 @@ def _fused(run: "Recording") -> "Saving":
     from verl_fuse.simulate.recorded import Saving
 
     if run.stages.get(FUSED_UPDATE):
-        return Saving("it was on: critic and actor trained as one")
+        return Saving("it was on: critic and actor trained as one", on=True)
     critic, actor = (run.stages.get(name, 0.0) for name in TRAIN_STAGES)
     if not critic:
         return Saving("no critic was trained")

@@ -19,7 +19,7 @@ def _drafts(run: "Recording") -> "Saving":
 
     figures, acceptance = f"; {FIGURES}" if run.accelerator else "", run.options.acceptance
     if "speculation" in run.on:
-        return Saving("it was on: the replay decodes as fast as the run did with drafts" + figures)
+        return Saving("it was on: the replay decodes as fast as the run did with drafts" + figures, on=True)
     if acceptance is None:
         return Saving("no acceptance is known: --set acceptance=SHARE assumes one" + figures, known=False)
     saved = [

@@ -74,7 +74,7 @@ def _zero_gradient(run: "Recording") -> "Saving":
     from verl_fuse.simulate.recorded import Saving
 
     if any(step.skipped for step in run.steps):
-        return Saving("it was on: samples without a gradient were left out")
+        return Saving("it was on: samples without a gradient were left out", on=True)
     if any(step.zero_gradient is None for step in run.steps):
         return Saving("the run does not say how many samples have no gradient", known=False)
     shares = [step.zero_gradient or 0.0 for step in run.steps]
@@ -95,7 +95,7 @@ def _old_log_prob(run: "Recording") -> "Saving":
     from verl_fuse.simulate.recorded import Saving
 
     if any(step.own_log_probs for step in run.steps):
-        return Saving("it was on: the update computed its own")
+        return Saving("it was on: the update computed its own", on=True)
     return _of_first(run, "actor", OLD_LOG_PROB)
 
 
@@ -109,7 +109,7 @@ def _values(run: "Recording") -> "Saving":
     from verl_fuse.simulate.recorded import Saving
 
     if any(step.own_values for step in run.steps):
-        return Saving("it was on: the critic's update computed its own")
+        return Saving("it was on: the critic's update computed its own", on=True)
     if run.stages.get(FUSED_UPDATE) or run.stages.get(DEFER_CRITIC):
         return Saving("not beside a fused update, or a critic with devices of its own")
     if not run.stages.get(UPDATE_CRITIC):
@@ -123,7 +123,7 @@ def _shared_prompts(run: "Recording") -> "Saving":
     from verl_fuse.simulate.shared_prompts import FEATURE, saved_share
 
     if FEATURE in run.on:
-        return Saving("it was on: prompts were computed once")
+        return Saving("it was on: prompts were computed once", on=True)
     saved, mini_batches = [], run.mini_batches.get("actor", 1)
     for step in run.steps:
         if step.group is None:
@@ -150,7 +150,7 @@ def _stream(run: "Recording") -> "Saving":
     from verl_fuse.simulate.tail import unmigrated
 
     if any(step.streamed for step in run.steps):
-        return Saving("it was on: groups were trained on while others generated")
+        return Saving("it was on: groups were trained on while others generated", on=True)
     if any(step.total([UPDATE_CRITIC]) for step in run.steps):
         return Saving("an advantage needs the whole batch: nothing is streamed with a critic")
     if any(step.total([REF_LOG_PROB]) for step in run.steps):

@@ -31,6 +31,8 @@ from verl_fuse.spec.workload import Workload
 STEP = "step."
 # By kind of tokens: the spread of the logarithm of their number.
 SPREADS = {"prompt": 0.5, "response": 0.8}
+# Share of samples of groups with equal rewards: the lower end of what is common (verl_fuse/simulate/README.md).
+ZERO_GRADIENT = 0.2
 # The families whose models stand in for those of others, of the same size.
 ALIKE = ("qwen2.5", "qwen3", "llama-3.1")
 # The median is this part of the limit.
@@ -69,6 +71,8 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
             raise FuseError(
                 "needs WORKLOAD.yaml and CLUSTER, or CLUSTER with --script FILE or -- ARGUMENTS, or --from RUN_DIR"
             )
+        if Path(words[0]).suffix == ".sh":
+            raise FuseError(f"{words[0]} is a script: simulate {words[1]} --script {words[0]}")
         workload, cluster = Workload.read(Path(words[0]), given), read_cluster(words[1])
         return AskedStep(workload, cluster, config_of(workload, cluster))
     if not words or "=" in words[0]:
@@ -123,6 +127,7 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
         "old_log_prob": not get("algorithm.rollout_correction.bypass_mode"),
         "kl": next((kl for kl, key in KL_KEYS.items() if get(key)), None),
         **assumed,
+        "zero_gradient": 0.0 if critic else ZERO_GRADIENT,
         "actor": given.get("actor") or _named(get, f"{MODEL}.path", "actor", assumed),
     }
     found |= {"reference": found["actor"]} if has_reference(get) else {}
@@ -131,7 +136,7 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
         found["critic"] = known or found["actor"]
         assumed |= {} if known else {"critic": found["actor"]}
     else:
-        assumed["zero_gradient"] = 0.0
+        assumed["zero_gradient"] = ZERO_GRADIENT
     if get(f"{REWARD_BLOCK}.enable"):
         found["reward"] = given.get("reward") or _named(get, f"{REWARD_BLOCK}.model_path", "reward", assumed)
     open_ = {key: text for key, text in assumed.items() if key not in given}
@@ -152,6 +157,8 @@ def devices_of(config: DictConfig, cluster: Cluster) -> Cluster:
     """Return the cluster with as many nodes and devices as the run has."""
     get = getter(config)
     nodes, each = (_count(get, f"trainer.{key}") for key in ("nnodes", "n_gpus_per_node"))
+    if cluster.nodes not in (1, nodes):
+        raise FuseError(f"CLUSTER has {cluster.nodes} nodes, and trainer.nnodes={nodes}: name the kind of device alone")
     return replace(cluster, nodes=nodes, devices_per_node=each)
 
 

@@ -13,7 +13,7 @@ from verl_fuse.cli.launch import PRESET_KEY, Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import refused
-from verl_fuse.cli.report import LOGGER
+from verl_fuse.cli.report import LOGGER_KEY
 from verl_fuse.cli.shell import shown
 from verl_fuse.compare.run import METRICS_FILE, METRICS_PATH_VARIABLE
 from verl_fuse.errors import FuseError
@@ -74,13 +74,24 @@ def check(
     if asked is not None and asked not in get_args(PresetName):
         run.faulty[f"{PRESET_KEY}={quoted(asked)}"] = f"allowed: {', '.join(get_args(PresetName))}"
     choices = foreseen(run.config, preset)
-    report = _report(run, preset, choices)
+    report = _report(run, preset, choices, (arguments or ()) if script is not None else ())
+    if asked == "observe" and any(key_of(argument) == PRESET_KEY for argument in run.arguments):
+        run.notes.append(f"{PRESET_KEY}=observe switches nothing on; the answer is {preset}'s")
     for note in run.notes:
         typer.echo(f"verl-fuse: {note}", err=True)
     if as_json:
         print_json(report)
         return
-    _show(report, preset, run.unset or {}, [choice for choice in choices if not choice.reasons])
+    predict = f"verl-fuse simulate h100 {f'--script {script}' if script else '-- ARGUMENTS'}"
+    chosen = [choice for choice in choices if not choice.reasons]
+    _show(report, preset, run.unset or {}, chosen, _logger(run.config), predict)
+
+
+def _logger(config: DictConfig) -> str:
+    """Return the override that gives the run's loggers the file that `compare` reads."""
+    given = OmegaConf.select(config, LOGGER_KEY, default=None)
+    own = [given] if isinstance(given, str) else [str(name) for name in given or ["console"]]
+    return f"{LOGGER_KEY}=[{','.join(dict.fromkeys([*own, 'file']))}]"
 
 
 def with_preset(config: DictConfig) -> PresetName:
@@ -93,7 +104,8 @@ def with_preset(config: DictConfig) -> PresetName:
     return preset
 
 
-def _report(run: Run, preset: PresetName, choices: Sequence[Choice]) -> dict[str, Any]:
+def _report(run: Run, preset: PresetName, choices: Sequence[Choice], beside: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of `--json`; arguments `beside` a script are not in it yet."""
     config = run.config
     problems = [*(f"{override}: {why}" for override, why in run.faulty.items()), *refused(config, ())]
     ours = [key for key in run.unknown if key.startswith("fuse.")]
@@ -105,7 +117,7 @@ def _report(run: Run, preset: PresetName, choices: Sequence[Choice]) -> dict[str
         "on": on,
         "off": {choice.feature.switch: list(map(str, choice.reasons)) for choice in choices if choice.reasons},
         "unlock": {switch: overrides for switch, overrides in unlock.items() if overrides},
-        "paste": [line for line in to_paste if line not in run.arguments],
+        "paste": [line for line in to_paste if line not in run.arguments or line in beside],
         "problems": problems,
         "unknown": list(dict.fromkeys(key for key in run.unknown if key not in ours)),
     }
@@ -122,8 +134,17 @@ def _overrides(keys: Mapping[str, Any], run: Run) -> Iterator[str]:
 
 
 def _show(
-    report: Mapping[str, Any], preset: PresetName, unset: Mapping[str, list[str]], chosen: Sequence[Choice]
+    report: Mapping[str, Any],
+    preset: PresetName,
+    unset: Mapping[str, list[str]],
+    chosen: Sequence[Choice],
+    logger: str,
+    predict: str,
 ) -> None:
+    if report["problems"]:
+        say("The run is refused:")
+        for problem in report["problems"]:
+            say(f"  - {problem}")
     say(f"{PRESET_KEY}={preset} switches on: {', '.join(report['on']) or 'nothing'}")
     keys = {key: value for choice in chosen for key, value in choice.keys.items() if value is not True}
     if keys:
@@ -138,18 +159,15 @@ def _show(
             others = [key_of(override) for override in overrides if _trains_otherwise(key_of(override))]
             marked = f" (other training: {', '.join(others)})" if others else ""
             say(f"  with {' '.join(overrides)} it is on{marked}")
-    if report["problems"]:
-        say("The run is refused:")
-        for problem in report["problems"]:
-            say(f"  - {problem}")
     if report["unknown"]:
         say(f"Not in verl {installed('verl')}'s YAML: {', '.join(report['unknown'])}")
     for name, keys in unset.items():
         say(f"The script does not tell {name}: {', '.join(keys)}")
     if report["paste"]:
         typer.echo(f"Paste: {' '.join(report['paste'])}")
-        typer.echo(f"For verl-fuse compare, both runs also need: {LOGGER}")
+        typer.echo(f"For verl-fuse compare, both runs also need: {logger}")
         typer.echo(f"  and in the environment: {METRICS_PATH_VARIABLE}=RUN_DIR/{METRICS_FILE}")
+        typer.echo(f"To predict the gain: {predict}")
 
 
 def _trains_otherwise(key: str) -> bool:

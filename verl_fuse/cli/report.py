@@ -18,7 +18,8 @@ from verl_fuse.spec.files import read_text
 from verl_fuse.timeline.tracks import totals
 
 # The argument that makes verl write the file.
-LOGGER = "trainer.logger=[console,file]"
+LOGGER_KEY = "trainer.logger"
+LOGGER = f"{LOGGER_KEY}=[console,file]"
 STEP_STAGE = "step"
 # A metric of the plugin interstage, logged for every step of a run whose finished samples are streamed.
 OVERLAP_METRIC = "fuse/overlap_seconds"

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_fuse import plugins
-from verl_fuse.advice import Advice, advice_of_replay, advice_of_rows
+from verl_fuse.advice import LEAST_GAIN_SHARE, Advice, advice_of_replay, advice_of_rows
 from verl_fuse.cli import interrupt
 from verl_fuse.cli.asked_step import STEP, AskedStep, asked_step
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of
@@ -30,7 +30,7 @@ from verl_fuse.compare.run import METRICS_FILE
 from verl_fuse.cost.calibration import EngineFloors
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError, listed
-from verl_fuse.feature import Feature
+from verl_fuse.feature import SWITCH, Feature
 from verl_fuse.simulate.compare import Comparison, Estimate, StrategyResult
 from verl_fuse.simulate.drafts import acceptance_of
 from verl_fuse.simulate.options import SimulationOptions, features_of
@@ -65,6 +65,10 @@ ADVISED = "advised"
 STRATEGIES_PAGE = "strategies.html"
 SIMULATED_STEPS = 8
 FLOORS = "floors."
+FAR_OFF = (
+    "nothing was run: published steps took 1.02 to 1.61 times such predictions (median error 13 %), log-probs and "
+    "update on one H200 2.3 and 1.9 times (verl_fuse/cost/README.md)"
+)
 OPTIONS = (
     f"Repeatable: {STEP}KEY, a key of the step in place of the file's or the run's; "
     + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(SimulationOptions))
@@ -185,18 +189,19 @@ def simulate(
     else:
         show(shown, workload, machines, seeds)
         say(_widths_text(widths, options.rollout_tp))
+        say(FAR_OFF)
         if asked.assumed:
             values = ", ".join(f"{STEP}{key}={value}" for key, value in asked.assumed.items())
             say(f"assumed, as the launch does not tell it: {values}; --set {STEP}KEY=VALUE takes yours")
         for name in sorted(closed):
-            for line in f"without {name}: {against[name]}".splitlines():
-                say(line)
+            more = f" (and {len(refusals[name]) - 1} more)" if name not in idle and len(refusals[name]) > 1 else ""
+            say(f"without {name}: {idle.get(name) or refusals[name][0]}{more}")
         if pages:
             typer.echo(f"Page: {pages[0]}")
         for name in authors:
             say(_policy_text(name, rows))
         if advised:
-            show_advice(advised[0])
+            show_advice(advised[0], _as_good(preset, rows, advised[1]))
     if advised is None:
         raise typer.Exit(interrupt.CODE)
 
@@ -204,6 +209,9 @@ def simulate(
 def require_open(strategy: str, features: Mapping[str, Feature], refusals: Mapping[str, Sequence[str]]) -> None:
     """Raise a FuseError where verl-fuse refuses a part of a strategy in this step, or features of two parts of it
     together."""
+    for part in strategy.split("+"):
+        if part in features and not features[part].strategy:
+            raise FuseError(f"strategy={strategy!r}: {part} is not simulated; `verl-fuse ab` measures it")
     parts = [
         [features[part]] if part in features else [one for name, one in features.items() if name in features_of(part)]
         for part in strategy.split("+")
@@ -225,8 +233,8 @@ def preset_of(asked: AskedStep, options: SimulationOptions) -> tuple[dict[str, s
         return {}, ()
     drafts = {"speculation"} if options.acceptance is None else set[str]()
     simulated = [one.strategy for one in asked.chosen if one.strategy and one.strategy not in drafts]
-    others = [one.name for one in asked.chosen if one.strategy not in simulated]
-    notes = [f"fuse.preset={asked.preset} switches on {', '.join(one.name for one in asked.chosen) or 'nothing'}"]
+    others = [one.switch for one in asked.chosen if one.strategy not in simulated]
+    notes = [f"fuse.preset={asked.preset} switches on {', '.join(one.switch for one in asked.chosen) or 'nothing'}"]
     notes += [f"not simulated of it: {', '.join(others)}"] if others else []
     return {asked.preset: "+".join(simulated) or "observe"}, tuple(notes)
 
@@ -263,6 +271,9 @@ def read_settings(settings: list[str]) -> Given:
             data[key] = _number(value)
         except yaml.YAMLError as error:
             raise FuseError(f"--set {setting!r}: the value is not YAML") from error
+    for key in data:
+        if key in Workload.__dataclass_fields__ and key not in SimulationOptions.__dataclass_fields__:
+            raise FuseError(f"--set {key}: a key of the step: --set {STEP}{key}=...")
     floors, step = (
         {key.removeprefix(prefix): data.pop(key) for key in list(data) if key.startswith(prefix)}
         for prefix in (FLOORS, STEP)
@@ -370,8 +381,10 @@ def _widths_text(widths: Mapping[int, tuple[CallPlan, float]], own: int | None) 
 
 
 def _title(workload: Workload, cluster: Cluster, seeds: int) -> str:
-    samples = f"{workload.algorithm} of {workload.actor.name}, {workload.sequences} samples"
-    return f"{samples}, on {cluster.devices} x {cluster.device.name}; {_steps(seeds)}; {price_of(cluster)}"
+    samples = f"Predicted: {workload.algorithm} of {workload.actor.name}, {workload.sequences} samples"
+    nodes = f" ({cluster.nodes} nodes of {cluster.devices_per_node})" if cluster.nodes > 1 else ""
+    on = f"on {cluster.devices} x {cluster.device.name}{nodes}"
+    return f"{samples}, {on}; {_steps(seeds)}; {price_of(cluster)}"
 
 
 def _origin(cluster: Cluster, profile: Path | None, seeds: int) -> str:
@@ -385,7 +398,7 @@ def _origin(cluster: Cluster, profile: Path | None, seeds: int) -> str:
 
 
 def _steps(count: int) -> str:
-    return "1 step each" if count == 1 else f"{count} steps each, 95 % intervals"
+    return "1 step each" if count == 1 else f"{count} steps each, 95 % intervals over their lengths alone"
 
 
 def _interval(value: Estimate, digits: int) -> str:
@@ -473,7 +486,7 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     config = find_config(located(run)[0])
     features = features_of_run(config)
     name, result, options = replayed(located(run)[0], options, features)
-    advice = advice_of_replay(result, features, excluded(config), open_features(config, features))
+    advice = advice_of_replay(result, features, excluded(config), open_features(config, features, result))
     if as_json:
         print_json(
             {
@@ -490,7 +503,7 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
         return
     title = f"{escape(name)}: {result.steps} steps, {result.seconds:.2f} s each"
     rows = (
-        (name, s.seconds, s.seconds / result.seconds, s.device_share, escape(s.note))
+        (name, s.seconds if s.known else None, s.seconds / result.seconds, s.device_share, escape(s.note))
         for name, s in all_savings(result).items()
     )
     print_table(features_table(title, "how", rows))
@@ -503,9 +516,9 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     show_advice(advice)
 
 
-def open_features(config: DictConfig | None, features: Mapping[str, Feature]) -> Collection[str]:
+def open_features(config: DictConfig | None, features: Mapping[str, Feature], result: Replay) -> Collection[str]:
     """Return the features that a recorded run could have had on, and had not."""
-    closed = {*idle_in(config, features), *features_on(config, features)}
+    closed = {*idle_in(config, features), *features_on(config, features, result)}
     closed |= {name for name, why in refusals_of(config, features).items() if why}
     return features.keys() - closed
 
@@ -542,11 +555,14 @@ def replayed(
         return timelines[-1].run, found, options
 
 
-def features_on(config: DictConfig | None, features: Mapping[str, Feature]) -> list[str]:
-    """Return the features that the run had on."""
-    if config is None:
-        return []
-    return [name for name, one in features.items() if all(_set(config, override) for override in one.overrides)]
+def features_on(config: DictConfig | None, features: Mapping[str, Feature], result: Replay | None = None) -> list[str]:
+    """Return the features that the run had on, by its configuration or by its steps."""
+    shown = {name for name, saving in result.savings.items() if saving.on} if result else set[str]()
+    return [
+        name
+        for name, one in features.items()
+        if name in shown or (config is not None and all(_set(config, override) for override in one.overrides))
+    ]
 
 
 def _set(config: DictConfig, override: str) -> bool:
@@ -561,10 +577,18 @@ def mini_batches_of(get: Get) -> dict[str, int]:
     return {model: max(1, prompts // size) for model, size in sizes.items() if prompts and size}
 
 
-def show_advice(advice: Advice) -> None:
-    """Print the features to switch on, and the lines that switch them on."""
+def _as_good(preset: Mapping[str, str], rows: Sequence[StrategyResult], advised: StrategyResult) -> str:
+    """Return the preset whose row is as fast as what is advised; "" where none is."""
+    near = (1 + LEAST_GAIN_SHARE) * advised.seconds.mean
+    return next((row.strategy for row in rows if row.strategy in preset and row.seconds.mean <= near), "")
+
+
+def show_advice(advice: Advice, preset: str = "") -> None:
+    """Print the features to switch on, and the lines that switch them on: a `preset` where it does as much."""
     say(_verdict(advice))
-    if advice.features:
+    if preset:
+        typer.echo("Paste: " + " ".join((*SWITCH, f"fuse.preset={preset}")))
+    elif advice.features:
         typer.echo("Overrides to paste:\n  " + " \\\n  ".join(advice.overrides))
 
 
@@ -572,13 +596,14 @@ def _verdict(advice: Advice) -> str:
     return f"Verdict: {advice.sentence}."
 
 
-def features_table(title: str, remark: str, rows: Iterable[tuple[str, float, float, float, str]]) -> Table:
-    """Return a table with the columns feature, seconds a step, share of the step, share of device time, and
-    `remark`."""
+def features_table(title: str, remark: str, rows: Iterable[tuple[str, float | None, float, float, str]]) -> Table:
+    """Return a table with the columns feature, seconds a step (None: unknown), share of the step, share of device time,
+    and `remark`."""
     table = Table(
         "feature", *numbers("s a step", "of the step", "device time"), remark, title=title, title_justify="left"
     )
     for feature, seconds, share, device_share, note in rows:
         device = f"-{device_share:.0%}" if device_share else ""
-        table.add_row(feature, f"{seconds:.2f}", f"{share:.1%}", device, note)
+        known = ("unknown", "") if seconds is None else (f"{seconds:.2f}", f"{share:.1%}")
+        table.add_row(feature, *known, device, note)
     return table

@@ -194,7 +194,8 @@ def fit_decode(recorded: ReplayedStep) -> DecodeFit:
 class Saving:
     """The saving of a feature in seconds a step, and as a share of the paid device-seconds. `note`: how, or why
     nothing; `replayed`: it comes from a replayed generation, and is as wrong as that; `stages`: the share of a stage's
-    seconds that it leaves nothing of for other features; not `known`: the run lacks what would tell it."""
+    seconds that it leaves nothing of for other features; not `known`: the run lacks what would tell it; `on`: the run
+    had the feature."""
 
     note: str
     seconds: float = 0.0
@@ -202,6 +203,7 @@ class Saving:
     replayed: bool = False
     stages: Mapping[str, float] = field(default_factory=dict)
     known: bool = True
+    on: bool = False
 
 
 @dataclass(frozen=True)

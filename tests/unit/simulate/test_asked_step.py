@@ -119,6 +119,7 @@ def test_the_size_of_a_model_is_in_its_name(path: str | None, name: str | None):
         (["h100", *COMMON, f"{ACTOR}.ppo_mini_batch_size=257"], "ppo_mini_batch_size=257: needs at most data"),
         (["h100", *COMMON, "actor_rollout_ref.model.path=x/y"], r"model\.path='x/y': neither .*--set step\.actor=PATH"),
         (["h100", *COMMON, "trainer.nnodes=0"], "trainer.nnodes=0: needs a whole number >= 1"),
+        (["h100x4", *COMMON], "CLUSTER has 4 nodes, and trainer.nnodes=2: name the kind of device alone"),
         ([QWEN, *COMMON], "needs CLUSTER first"),
         (["h100"], "needs WORKLOAD.yaml and CLUSTER, or CLUSTER with --script FILE"),
     ],
@@ -152,6 +153,16 @@ def test_simulate_answers_as_check_does(arguments: tuple[str, ...], capsys: pyte
     assert rows["fast"]["seconds"]["mean"] < rows["observe"]["seconds"]["mean"]
     assert simulated["rollout_tp"]
     assert {name for name in rows if name in simulated["without"]} == set()
+
+
+def test_the_preset_is_pasted_where_it_does_as_much_as_single_features(capsys: pytest.CaptureFixture[str]):
+    assert run("check", "--", *COMMON, "trainer.logger=[console,wandb]") == 0
+    shown = capsys.readouterr().out
+    paste = next(line for line in shown.splitlines() if line.startswith("Paste: "))
+    assert "trainer.logger=[console,wandb,file]" in shown
+    assert "To predict the gain: verl-fuse simulate h100 -- ARGUMENTS" in shown
+    assert run("simulate", "h100", "--seeds", "1", "--", *COMMON) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == paste
 
 
 @pytest.mark.parametrize(

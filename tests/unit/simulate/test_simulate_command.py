@@ -11,6 +11,7 @@ import yaml
 from synthetic_run import write_run
 
 from verl_fuse.cli.main import main
+from verl_fuse.cli.simulate import FAR_OFF
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.simulate.compare import Comparison
@@ -51,7 +52,10 @@ def narrow(monkeypatch: pytest.MonkeyPatch):
 def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]):
     assert run(workload, "h100", "--seeds", "2") == 0
     out = capsys.readouterr().out
-    assert "ppo of qwen2.5-0.5b, 64 samples, on 8 x H100; 2 steps each" in out
+    assert "Predicted: ppo of qwen2.5-0.5b, 64 samples, on 8 x H100; 2 steps each" in out
+    page = (Path(__file__).parents[3] / "verl_fuse/cost/README.md").read_text()
+    assert all(figure in FAR_OFF for figure in ("1.02", "1.61", "13 %", "2.3 and 1.9 times"))
+    assert all(figure in page for figure in ("step 1.02 |", "step 1.61 |", "of steps 13 %", "took 2.3 and 1.9 times"))
     rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
     assert rows == [
         "stock",
