@@ -63,7 +63,7 @@ def advice_of_rows(
     the strategies that are one feature. `simulate` takes several with + between them; a feature that gains less than
     `LEAST_GAIN_SHARE` beside the others is not advised."""
     known = {row.strategy: row for row in rows}
-    base = known.get("observe", rows[0])
+    base = known["observe"] = known.get("observe") or simulate("observe")
 
     def gain(feature: str, without: StrategyResult, row: StrategyResult) -> Gain:
         seconds = without.seconds.mean - row.seconds.mean
@@ -101,8 +101,7 @@ def advice_of_rows(
         candidates.remove(idle)
     row = together(chosen)
     total = f"{row.seconds.mean:.2f} s a step, {_times(row)}"
-    alone = f"observe mode alone is {_times(base)}" if base is not rows[0] else "they were compared with stock"
-    return advise(gains, chosen, total, features, excluded, alone, SWITCH), row
+    return advise(gains, chosen, total, features, excluded, f"observe mode alone is {_times(base)}", SWITCH), row
 
 
 def advice_of_replay(

@@ -59,6 +59,7 @@ def run(*overrides: str) -> subprocess.CompletedProcess:
                 "actor_rollout_ref.rollout.name=vllmm",
                 "algorithm.adv_estimator=grop",
                 "trainer.total_training_steps=0",
+                "trainer.val_before_train=false",
             ],
             (
                 "verl-fuse: 3 problems:\n  - trainer.total_training_steps=0: trains no step: needs >= 1, or null for "

@@ -55,7 +55,10 @@ def test_the_gains_that_count_are_advised_the_largest_first():
 def test_where_nothing_gains_it_says_so():
     advice = advised([gain("interstage", 0.009), gain("elastic", -0.2), gain("pipeline", 0.3, sure=False)])
     assert (advice.features, advice.overrides) == ((), ())
-    assert advice.sentence == "switch no feature on: none is predicted to gain 1% of a step; observe mode is on"
+    assert advice.sentence == (
+        "switch no feature on: none is predicted to gain 1% of a step; observe mode is on; the gain of pipeline is "
+        "within the prediction's error"
+    )
 
 
 def test_of_two_that_exclude_each_other_the_better_one_is_advised():
@@ -81,7 +84,9 @@ def test_strategies_are_compared_with_observe_mode_not_with_stock():
     assert (advice.features, together) == (("elastic",), rows[3])
     assert advice.overrides[: len(SWITCH)] == SWITCH
     assert "observe mode alone is 1.25 times as fast as stock [1.25, 1.25]" in advice.sentence
-    assert of([rows[0], row("interstage", 7.0)]).features == ("interstage",)
+    seconds = {"interstage": 7.0, "observe": 8.0}
+    without = of([rows[0], row("interstage", 7.0)], lambda strategy: row(strategy, seconds[strategy]))
+    assert "interstage (1.00 s a step, 12%)" in without.sentence, "observe mode has no row of its own"
     advice, together = advice_of_rows(rows[:3], FEATURES, EXCLUDED, never)
     assert (advice.features, together) == ((), rows[1])
 

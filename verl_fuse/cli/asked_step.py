@@ -6,24 +6,35 @@ Invariant (tests/unit/simulate/test_asked_step.py): the workload, written as ver
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.check import with_preset
+from verl_fuse.cli.check import MODE, with_preset
 from verl_fuse.cli.cluster_argument import read_cluster
-from verl_fuse.cli.launch import read_run
-from verl_fuse.errors import FuseError
-from verl_fuse.feature import Feature
+from verl_fuse.cli.launch import PRESET_KEY, read_run
+from verl_fuse.errors import FuseError, listed
+from verl_fuse.feature import Feature, PresetName
+from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
-from verl_fuse.host.start.settings import foreseen
+from verl_fuse.host.start.settings import barring, foreseen
 from verl_fuse.plan.overrides import KL_KEYS, REWARD_BLOCK, workload_overrides
 from verl_fuse.spec.block import quoted
 from verl_fuse.spec.cluster import Cluster
-from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, getter, has_critic, has_reference, is_count
+from verl_fuse.spec.composed import (
+    ACTOR,
+    MODEL,
+    ROLLOUT,
+    Get,
+    getter,
+    has_adapters,
+    has_critic,
+    has_reference,
+    is_count,
+)
 from verl_fuse.spec.model_names import MODEL_NAMES
 from verl_fuse.spec.workload import Workload
 
@@ -33,6 +44,8 @@ STEP = "step."
 SPREADS = {"prompt": 0.5, "response": 0.8}
 # Share of samples of groups with equal rewards: the lower end of what is common (verl_fuse/simulate/README.md).
 ZERO_GRADIENT = 0.2
+# Keys of the workload that no launch tells, or only by a model's path.
+NOT_TOLD = ("actor", "critic", "reference", "reward", "prompt", "response", "zero_gradient")
 # The families whose models stand in for those of others, of the same size.
 ALIKE = ("qwen2.5", "qwen3", "llama-3.1")
 # The median is this part of the limit.
@@ -79,7 +92,20 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
         raise FuseError("needs CLUSTER first, which names the kind of device, such as h100")
     require_version()
     cluster, run = read_cluster(words[0]), read_run(words[1:], script)
-    preset, step = with_preset(run.config), launched_step(run.config, given)
+    if other := [key for key in given if key not in NOT_TOLD]:
+        raise FuseError(
+            f"--set {STEP}{other[0]}: of a launched run allowed: {', '.join(NOT_TOLD)}; change its arguments"
+        )
+    asked = OmegaConf.select(run.config, PRESET_KEY, default=None)
+    if asked is not None and asked not in get_args(PresetName):
+        raise FuseError(f"{PRESET_KEY}={quoted(asked)}: allowed: {', '.join(get_args(PresetName))}")
+    preset = with_preset(run.config)
+    mode = OmegaConf.select(run.config, MODE)
+    if mode != TRAINER_MODE:
+        raise FuseError(f"{MODE}={quoted(mode)}: a step of it is not simulated; needs sync, or {TRAINER_MODE}")
+    if barred := barring(run.config):
+        raise FuseError(f"nothing of verl-fuse fits this run: {listed(barred)}")
+    step = launched_step(run.config, given)
     return AskedStep(
         Workload.from_dict(step.workload),
         devices_of(run.config, cluster),
@@ -88,8 +114,27 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
         step.assumed,
         preset,
         tuple(choice.feature for choice in foreseen(run.config, preset) if not choice.reasons),
-        (*run.notes, *(f"{override}: left out: {why}" for override, why in run.faulty.items())),
+        (
+            *run.notes,
+            *(f"{override}: left out: {why}" for override, why in run.faulty.items()),
+            *([f"left out, not in verl's YAML: {', '.join(run.unknown)}"] if run.unknown else []),
+            *(f"the script does not tell {name}: {', '.join(keys)}" for name, keys in (run.unset or {}).items()),
+            *_not_modelled(getter(run.config)),
+        ),
     )
+
+
+def _not_modelled(get: Get) -> Iterator[str]:
+    """Yield what of a run its simulated step has not."""
+    if has_adapters(get):
+        yield "adapters (LoRA) are simulated as the training of all weights"
+    if (strategy := get(f"{ACTOR}.strategy")) not in ("fsdp", "fsdp2", "megatron"):
+        yield f"{ACTOR}.strategy={quoted(strategy)} is simulated as fsdp"
+    if "rollout_tp" not in _options(get):
+        yield f"{ROLLOUT}.tensor_model_parallel_size: the fastest of 1, 2, 4, 8 within a node is simulated"
+    for key in ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size"):
+        if (get(f"{ROLLOUT}.{key}") or 1) > 1:
+            yield f"{ROLLOUT}.{key}={get(f'{ROLLOUT}.{key}')} is not simulated"
 
 
 @dataclass(frozen=True)
@@ -108,8 +153,6 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
     get = getter(config)
     critic = has_critic(get)
     prompts, size = (_count(get, key) for key in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"))
-    if size > prompts:
-        raise FuseError(f"{ACTOR}.ppo_mini_batch_size={size}: needs at most data.train_batch_size, {prompts}")
     assumed: dict[str, Any] = {}
     minibatches = -(-prompts // size)
     while prompts % minibatches:
@@ -145,6 +188,8 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
 
 def _options(get: Get) -> dict[str, Any]:
     options = {name: get(key) for name, key in _OPTIONS.items() if get(key) is not None}
+    if options.get("rollout_tp") not in (1, 2, 4, 8) or (get("trainer.n_gpus_per_node") or 1) % options["rollout_tp"]:
+        options.pop("rollout_tp", None)
     strategy = get(f"{ACTOR}.strategy")
     return {
         **options,

@@ -92,7 +92,7 @@ def simulate(
         Path | None,
         typer.Option(metavar="FILE", help="A launched run in place of WORKLOAD.yaml, as of `verl-fuse check`."),
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="A plan for the strategies realloc and all.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan for the strategy realloc.")] = None,
     strategy: Annotated[
         list[str] | None,
         typer.Option(
@@ -148,9 +148,9 @@ def simulate(
     named = {name: feature.strategy for name, feature in features.items() if feature.strategy}
     preset, about_preset = preset_of(asked, options)
     for text in strategy or ():
-        if text not in preset:
-            require_open(text, features, refusals)
-    against = {name: idle.get(name) or listed(refusals[name]) for name in features}
+        require_open("+".join(part for part in text.split("+") if part not in preset), features, refusals)
+    on = features_on(asked.config, features)
+    against = {name: "it is on" if name in on else idle.get(name) or listed(refusals[name]) for name in features}
     closed = {name for name, why in against.items() if why}
     authors = {name: simulated_policy(name, workload) for name in dict.fromkeys(policy or ())}
     decided = {name: decides for name, (decides, _) in authors.items()}
@@ -167,7 +167,8 @@ def simulate(
                 _, about = authors.get(row.strategy, (None, ()))
                 about = about_preset if row.strategy in preset else about
                 rows.append(dataclasses.replace(row, notes=(*about, *row.notes)))
-            advised = advice_of_rows(rows, features, excluded(asked.config), comparison.row)
+            open_ = {name: one for name, one in features.items() if name not in closed}
+            advised = advice_of_rows(rows, open_, excluded(asked.config), comparison.row)
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -194,8 +195,8 @@ def simulate(
             values = ", ".join(f"{STEP}{key}={value}" for key, value in asked.assumed.items())
             say(f"assumed, as the launch does not tell it: {values}; --set {STEP}KEY=VALUE takes yours")
         for name in sorted(closed):
-            more = f" (and {len(refusals[name]) - 1} more)" if name not in idle and len(refusals[name]) > 1 else ""
-            say(f"without {name}: {idle.get(name) or refusals[name][0]}{more}")
+            first, *more = [against[name]] if against[name] != listed(refusals[name]) else refusals[name]
+            say(f"without {name}: {first}{f' (and {len(more)} more reasons)' if more else ''}")
         if pages:
             typer.echo(f"Page: {pages[0]}")
         for name in authors:
@@ -209,12 +210,12 @@ def simulate(
 def require_open(strategy: str, features: Mapping[str, Feature], refusals: Mapping[str, Sequence[str]]) -> None:
     """Raise a FuseError where verl-fuse refuses a part of a strategy in this step, or features of two parts of it
     together."""
-    for part in strategy.split("+"):
+    for part in filter(None, strategy.split("+")):
         if part in features and not features[part].strategy:
             raise FuseError(f"strategy={strategy!r}: {part} is not simulated; `verl-fuse ab` measures it")
     parts = [
         [features[part]] if part in features else [one for name, one in features.items() if name in features_of(part)]
-        for part in strategy.split("+")
+        for part in filter(None, strategy.split("+"))
     ]
     for one in (one for part in parts for one in part):
         if refusals[one.name]:

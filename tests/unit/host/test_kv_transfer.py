@@ -94,7 +94,21 @@ def test_a_worker_that_runs_prompts_another_way_is_left_as_it_is():
         async def _run_prompt(self, sample):
             return sample
 
-    for worker in (Worker(), object()):
-        before = vars(worker).copy() if isinstance(worker, Worker) else None
-        announce_prompts(worker, "run")
-        assert (vars(worker) if isinstance(worker, Worker) else None) == before
+    worker = Worker()
+    assert not announce_prompts(worker, "run")
+    assert not announce_prompts(object(), "run")
+    assert vars(worker) == {}
+
+
+def test_a_worker_that_calls_in_its_own_way_runs_its_prompts():
+    class Worker:
+        async def _run_prompt(self, prompt, sampling_params, trajectory, trace=False, *more):
+            return current_group(), trace, more
+
+    worker = Worker()
+    assert announce_prompts(worker, "run")
+    assert announce_prompts(worker, "run"), "again"
+    for trajectory in ({"step": 1, "validate": False}, {"step": 1}, None):
+        group, trace, more = asyncio.run(worker._run_prompt({"uid": "u"}, {}, trajectory, True, 5))
+        assert (trace, more) == (True, (5,))
+        assert (group is not None) is (trajectory == {"step": 1, "validate": False})

@@ -1,11 +1,13 @@
 """A launched run is read as a step to simulate, and `simulate` and `check` answer alike for it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from verl_fuse import plugins
 from verl_fuse.cli.asked_step import asked_step, model_of_path
 from verl_fuse.cli.main import main
 from verl_fuse.errors import FuseError
@@ -77,16 +79,38 @@ def test_a_model_of_another_family_is_taken_to_be_like_one_of_its_size(path: str
     assert (step.workload.actor.name, step.assumed["actor"]) == (alike, alike)
 
 
-@pytest.mark.parametrize(("size", "minibatches"), [(256, 1), (64, 4), (86, 4), (255, 2), (100, 4)])
+@pytest.mark.parametrize(("size", "minibatches"), [(256, 1), (512, 1), (64, 4), (86, 4), (255, 2), (100, 4)])
 def test_mini_batches_are_equal_ones(size: int, minibatches: int):
     step = asked_step(["h100", *COMMON, f"{ACTOR}.ppo_mini_batch_size={size}"], None, {})
     assert (step.workload.minibatches, "minibatches" in step.assumed) == (minibatches, size in (86, 100))
 
 
-def test_what_is_left_out_of_a_launch_is_told():
-    (note,) = asked_step(["h100", *COMMON, f"{ROLLOUT}.n=[8"], None, {}).notes
-    assert note.startswith(f"{ROLLOUT}.n=[8: left out: ")
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        (f"{ROLLOUT}.n=[8", rf"{ROLLOUT}\.n=\[8: left out: "),
+        (f"{ROLLOUT}.nn=8", rf"left out, not in verl's YAML: {ROLLOUT}\.nn"),
+        ("actor_rollout_ref.model.lora_rank=32", r"adapters \(LoRA\) are simulated as the training of all weights"),
+        (f"{ROLLOUT}.tensor_model_parallel_size=16", "the fastest of 1, 2, 4, 8 within a node is simulated"),
+        (f"{ROLLOUT}.data_parallel_size=2", rf"{ROLLOUT}\.data_parallel_size=2 is not simulated"),
+    ],
+)
+def test_what_is_left_out_of_a_launch_is_told(argument: str, told: str):
+    notes = asked_step(["h100", *COMMON, argument], None, {}).notes
+    assert re.search(told, "\n".join(notes))
     assert asked_step(["h100", *COMMON], None, {}).notes == ()
+
+
+def test_a_script_that_does_not_tell_a_value_is_told(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m verl.trainer.main_ppo {' '.join(COMMON)} data.train_batch_size=$SIZE")
+    notes = "\n".join(asked_step(["h100"], script, {}).notes)
+    assert "the script does not tell SIZE: data.train_batch_size" in notes
+
+
+def test_what_the_launch_tells_is_not_set_beside_it():
+    with pytest.raises(FuseError, match=r"--set step\.minibatches: of a launched run allowed: actor, .*its arguments"):
+        asked_step(["h100", *COMMON], None, {"minibatches": 2})
 
 
 def test_keys_of_the_command_take_the_place_of_the_runs():
@@ -116,7 +140,13 @@ def test_the_size_of_a_model_is_in_its_name(path: str | None, name: str | None):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["h100", *COMMON, f"{ACTOR}.ppo_mini_batch_size=257"], "ppo_mini_batch_size=257: needs at most data"),
+        (["h100", *COMMON, "fuse.preset=fst"], "fuse.preset='fst': allowed: observe, safe, fast"),
+        (["h100", *COMMON, "trainer.use_v1=false"], "nothing of verl-fuse fits this run: trainer.use_v1=false"),
+        (["h100", *COMMON, "trainer.save_freq=abc"], "nothing of verl-fuse fits this run: trainer.save_freq='abc'"),
+        (
+            ["h100", *COMMON, "trainer.v1.trainer_mode=separate_async"],
+            "a step of it is not simulated; needs sync, or fuse",
+        ),
         (["h100", *COMMON, "actor_rollout_ref.model.path=x/y"], r"model\.path='x/y': neither .*--set step\.actor=PATH"),
         (["h100", *COMMON, "trainer.nnodes=0"], "trainer.nnodes=0: needs a whole number >= 1"),
         (["h100x4", *COMMON], "CLUSTER has 4 nodes, and trainer.nnodes=2: name the kind of device alone"),
@@ -147,12 +177,17 @@ def test_simulate_answers_as_check_does(arguments: tuple[str, ...], capsys: pyte
     simulated = asked("simulate", "h100", "--script", str(script), "--seeds", "1", "--json")
     rows = {row["strategy"]: row for row in simulated["strategies"]}
     on = next(note for note in rows["fast"]["notes"] if note.startswith("fuse.preset=fast switches on "))
-    assert len(on.split(", ")) == len(checked["on"])
-    for switch, name in (("update.skip_zero_gradient", "zero_gradient"), ("update.skip_values", "values")):
-        assert (name in rows) is (switch in checked["on"]) is (name not in simulated["without"])
+    assert on.removeprefix("fuse.preset=fast switches on ").split(", ") == checked["on"]
+    for name, feature in plugins.features(plugins.load()).items():
+        if not feature.presets or not feature.strategy or feature.strategy == "speculation":
+            continue
+        assert (name in rows) is (name not in simulated["without"])
+        # A feature that gives way to another one of the preset is open.
+        refused = feature.switch in checked["off"] and feature.switch in checked["unlock"]
+        assert not (feature.switch in checked["on"] and name in simulated["without"])
+        assert not (refused and name in rows)
     assert rows["fast"]["seconds"]["mean"] < rows["observe"]["seconds"]["mean"]
     assert simulated["rollout_tp"]
-    assert {name for name in rows if name in simulated["without"]} == set()
 
 
 def test_the_preset_is_pasted_where_it_does_as_much_as_single_features(capsys: pytest.CaptureFixture[str]):

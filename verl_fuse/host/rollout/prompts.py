@@ -32,6 +32,8 @@ SHOWN_CHARACTERS = 40
 SHOWN_PROMPTS = 5
 # The parameters of verl's agent-loop workers for a prompt.
 _TOLD = {"prompt", "sampling_params", "trajectory"}
+# What its prompt and its trajectory have.
+_FACTS = {"uid", "validate", "step"}
 
 
 @dataclass(slots=True)
@@ -56,38 +58,44 @@ def current_group() -> PromptGroup | None:
 
 def announce(agent_loop_manager: Any, timeout: float, *, needed: bool = False) -> None:
     """Let the requests of all agent loops know their prompt: the recorded requests of a prompt are told apart by it.
-    A manager without agent-loop workers is refused where that is `needed`; a worker that does not answer within
-    `timeout` seconds costs a warning."""
-    if needed and getattr(agent_loop_manager, "agent_loop_workers", None) is None:
-        raise FuseError(
-            "actor_rollout_ref.rollout.agent.agent_loop_manager_class: a manager with agent_loop_workers is needed, as "
-            "verl's, where requests are to "
-            f"know their prompt (fuse.elastic.enabled=true, or a KV connector); {type(agent_loop_manager).__name__} "
-            "has none"
-        )
-    for announced in asked(agent_loop_manager, partial(announce_prompts, run_id=uuid4().hex), timeout):
-        ray.get(announced)
-
-
-def announce_prompts(worker: Any, run_id: str) -> None:
-    """Let every request of this agent-loop worker know its prompt, and its weights by run, step, and whether the step
-    validates. A worker that does not run prompts as verl's does is left as it is. Runs inside the worker."""
-    run = getattr(worker, "_run_prompt", None)
-    if run is None or not inspect.signature(run).parameters.keys() >= _TOLD:
+    A worker that does not answer within `timeout` seconds costs a warning; where that is `needed` it is an error, as
+    are workers that are not verl's."""
+    telling = partial(announce_prompts, run_id=uuid4().hex)
+    if not needed:
+        ray.get(asked(agent_loop_manager, telling, timeout))
         return
-    if getattr(run, "func", None) is not _announced:
-        worker._run_prompt = partial(_announced, run, run_id)
+    loops = getattr(agent_loop_manager, "agent_loop_workers", None)
+    if loops is None or not all(ray.get([loop.__ray_call__.remote(telling) for loop in loops], timeout=timeout)):
+        raise FuseError(
+            "actor_rollout_ref.rollout.agent.agent_loop_manager_class: a manager with agent_loop_workers that run "
+            "prompts as verl's do is needed where requests are to know their prompt (fuse.elastic.enabled=true, or a "
+            f"KV connector); {type(agent_loop_manager).__name__} has none"
+        )
 
 
-async def _announced(
-    run: Callable[..., Coroutine], run_id: str, prompt: dict, sampling_params: dict, trajectory: dict, **kwargs: Any
-) -> Any:
+def announce_prompts(worker: Any, run_id: str) -> bool:
+    """Let every request of this agent-loop worker know its prompt, and its weights by run, step, and whether the step
+    validates. Return whether the worker runs prompts as verl's does; another one is left as it is. Runs inside the
+    worker."""
+    run = getattr(worker, "_run_prompt", None)
+    if getattr(run, "func", None) is _announced:
+        return True
+    if run is None or not inspect.signature(run).parameters.keys() >= _TOLD:
+        return False
+    worker._run_prompt = partial(_announced, run, run_id)
+    return True
+
+
+async def _announced(run: Callable[..., Coroutine], run_id: str, *given: Any, **named: Any) -> Any:
     """Announce the prompt, then call `run`, an agent-loop worker's `_run_prompt`; each call is a task of its own, so
     the variable ends with the call."""
-    # The weights are synced between a step's rollout and its validation.
-    kind = "validation" if trajectory["validate"] else "step"
-    _group.set(PromptGroup(str(prompt["uid"]), f"{run_id} {kind} {trajectory['step']}"))
-    return await run(prompt, sampling_params, trajectory=trajectory, **kwargs)
+    told = inspect.signature(run).bind_partial(*given, **named).arguments
+    trajectory, prompt = told.get("trajectory"), told.get("prompt")
+    if isinstance(trajectory, Mapping) and isinstance(prompt, Mapping) and {*trajectory, *prompt} >= _FACTS:
+        # The weights are synced between a step's rollout and its validation.
+        kind = "validation" if trajectory["validate"] else "step"
+        _group.set(PromptGroup(str(prompt["uid"]), f"{run_id} {kind} {trajectory['step']}"))
+    return await run(*given, **named)
 
 
 def prompts_of(batch: TensorDict, samples: int) -> list[Prompt]:

@@ -68,12 +68,13 @@ def _own_code(config: DictConfig) -> bool:
         named_cluster(getter(config))
         or os.environ.get("VERL_USE_EXTERNAL_MODULES")
         or any(entry.dist is None or entry.dist.name != DISTRIBUTION for entry in installed)
-        or any(fnmatch(key, pattern) for key in _set(config) for pattern in _OWN_CODE)
+        or any(fnmatch(key, pattern) for key, _ in _set(config) for pattern in _OWN_CODE)
+        or any(key.endswith("_target_") and not str(value).startswith("verl.") for key, value in _set(config))
     )
 
 
-def _set(block: DictConfig, path: str = "") -> Iterator[str]:
-    """Yield the dotted keys that have a value."""
+def _set(block: DictConfig, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys that have a value, and the values."""
     for name in block:
         try:
             value: Any = block[name]
@@ -82,7 +83,7 @@ def _set(block: DictConfig, path: str = "") -> Iterator[str]:
         if isinstance(value, DictConfig):
             yield from _set(value, f"{path}{name}.")
         elif value not in (None, ""):
-            yield f"{path}{name}"
+            yield f"{path}{name}", value
 
 
 @cache

@@ -53,9 +53,9 @@ def resume_refusals(config: DictConfig) -> Iterator[Refusal]:
 
 
 def step_refusals(config: DictConfig) -> Iterator[Refusal]:
-    """Refuse a run that trains no step."""
+    """Refuse a run that trains no step, and validates nothing before it."""
     get = getter(config)
-    if is_legacy(config) or is_validation_only(get):
+    if is_legacy(config) or get("trainer.val_only") or get("trainer.val_before_train") is not False:
         return
     instead = "trainer.val_only=true validates alone"
     steps, epochs = get(_STEPS), get(_EPOCHS)

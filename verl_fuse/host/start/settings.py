@@ -40,7 +40,9 @@ Refuses = Callable[[DictConfig], Iterable[object]]
 
 _CHECKS: tuple[Refuses, ...] = (micro_batch_refusals, mini_batch_refusals, adapter_refusals)
 # They look at what a recorded run need not have any more, such as its files, or at what a script need not tell.
-_CHECKS_OF_START: tuple[Refuses, ...] = (row_refusals, resume_refusals, step_refusals, batch_refusals)
+_CHECKS_OF_START: tuple[Refuses, ...] = (row_refusals, resume_refusals, step_refusals)
+# Of verl's own main program: another one may register names, and make other demands on batches.
+_CHECKS_OF_MAIN: tuple[Refuses, ...] = (batch_refusals, name_refusals)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def load_settings(config: DictConfig, *, starting: bool = False, own_program: bo
     checked = _without(_as_planned(decided, overrides), [name for name, block in read.items() if block is None])
     if not mistyped:
         problems += _read(problems, _problems, manager, checked) or ()
-        of_start = (*_CHECKS_OF_START, *(() if own_program else (name_refusals,))) if starting else ()
+        of_start = (*_CHECKS_OF_START, *(() if own_program else _CHECKS_OF_MAIN)) if starting else ()
         problems += _read(problems, _found, checked, *of_start) or ()
     if problems:
         raise FuseError(*map(str, problems))
@@ -133,11 +135,16 @@ def load_settings(config: DictConfig, *, starting: bool = False, own_program: bo
     return Settings(core, blocks, manager, folder, overrides, foreseen, idle, slower, chosen, unlogged)
 
 
+def barring(config: DictConfig) -> list[object]:
+    """Return what keeps verl-fuse from this run with any feature, or from judging it."""
+    return _found(config, out_of_reach, type_refusals)
+
+
 def foreseen(config: DictConfig, preset: PresetName) -> tuple[Choice, ...]:
     """Return the choices of `preset` in a configuration that may be refused as a whole. What keeps verl-fuse from such
     a run, or from judging it, is the reason against every feature."""
     features, problems = _judges(config)
-    barred = _found(config, out_of_reach, type_refusals)
+    barred = barring(config)
     if not barred:
         try:
             return choose(config, preset, features, problems)[1]
