@@ -29,7 +29,7 @@ def printed(folder: Path) -> str:
     """Return what the command prints for the recipe."""
     with redirect_stdout(StringIO()) as said:
         check([], folder / "config.yaml")
-    return said.getvalue()
+    return said.getvalue().replace(f"{folder.parents[1]}/", "")
 
 
 def with_choices(page: Path, said: str) -> str:
