@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.check import MODE, with_preset
+from verl_fuse.cli.check import MODE, to_paste, with_preset
 from verl_fuse.cli.cluster_argument import read_cluster
 from verl_fuse.cli.launch import PRESET_KEY, read_run
 from verl_fuse.errors import FuseError, listed
@@ -74,6 +74,8 @@ class AskedStep:
     chosen: tuple[Feature, ...] = ()
     # What was made of arguments that a script does not tell whole, or that Hydra refuses.
     notes: tuple[str, ...] = ()
+    # The arguments that switch the preset on.
+    paste: tuple[str, ...] = ()
 
 
 def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, Any]) -> AskedStep:
@@ -121,6 +123,7 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
             *(f"the script does not tell {name}: {', '.join(keys)}" for name, keys in (run.unset or {}).items()),
             *_not_modelled(getter(run.config)),
         ),
+        tuple(to_paste(run, preset, words[1:] if script is not None else ())),
     )
 
 

@@ -112,16 +112,21 @@ def _report(run: Run, preset: PresetName, choices: Sequence[Choice], beside: Seq
     problems += [no_such_key(config, shown(argument)) for argument in run.arguments if key_of(argument) in ours]
     on = [choice.feature.switch for choice in choices if not choice.reasons]
     unlock = {switch: list(_overrides(keys, run)) for switch, keys in unlocking(config, choices).items()}
-    to_paste = (*SWITCH[run.has_fuse :], f"{PRESET_KEY}={preset}") if on and not problems else ()
     report = {
         "on": on,
         "off": {choice.feature.switch: list(map(str, choice.reasons)) for choice in choices if choice.reasons},
         "unlock": {switch: overrides for switch, overrides in unlock.items() if overrides},
-        "paste": [line for line in to_paste if line not in run.arguments or line in beside],
+        "paste": to_paste(run, preset, beside) if on and not problems else [],
         "problems": problems,
         "unknown": list(dict.fromkeys(key for key in run.unknown if key not in ours)),
     }
     return report if run.unset is None else report | {"unset": run.unset}
+
+
+def to_paste(run: Run, preset: PresetName, beside: Sequence[str]) -> list[str]:
+    """Return the arguments that switch the preset on and are not the run's own; `beside` are not in its script yet."""
+    lines = (*SWITCH[run.has_fuse :], f"{PRESET_KEY}={preset}")
+    return [line for line in lines if line not in run.arguments or line in beside]
 
 
 def _overrides(keys: Mapping[str, Any], run: Run) -> Iterator[str]:

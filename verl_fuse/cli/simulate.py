@@ -30,7 +30,7 @@ from verl_fuse.compare.run import METRICS_FILE
 from verl_fuse.cost.calibration import EngineFloors
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError, listed
-from verl_fuse.feature import SWITCH, Feature
+from verl_fuse.feature import Feature
 from verl_fuse.simulate.compare import Comparison, Estimate, StrategyResult
 from verl_fuse.simulate.drafts import acceptance_of
 from verl_fuse.simulate.options import SimulationOptions, features_of
@@ -202,7 +202,7 @@ def simulate(
         for name in authors:
             say(_policy_text(name, rows))
         if advised:
-            show_advice(advised[0], _as_good(preset, rows, advised[1]))
+            show_advice(advised[0], asked.paste if _is_as_good(preset, rows, advised[1]) else ())
     if advised is None:
         raise typer.Exit(interrupt.CODE)
 
@@ -578,17 +578,17 @@ def mini_batches_of(get: Get) -> dict[str, int]:
     return {model: max(1, prompts // size) for model, size in sizes.items() if prompts and size}
 
 
-def _as_good(preset: Mapping[str, str], rows: Sequence[StrategyResult], advised: StrategyResult) -> str:
-    """Return the preset whose row is as fast as what is advised; "" where none is."""
+def _is_as_good(preset: Mapping[str, str], rows: Sequence[StrategyResult], advised: StrategyResult) -> bool:
+    """Tell whether the row of the preset is as fast as what is advised."""
     near = (1 + LEAST_GAIN_SHARE) * advised.seconds.mean
-    return next((row.strategy for row in rows if row.strategy in preset and row.seconds.mean <= near), "")
+    return any(row.strategy in preset and row.seconds.mean <= near for row in rows)
 
 
-def show_advice(advice: Advice, preset: str = "") -> None:
-    """Print the features to switch on, and the lines that switch them on: a `preset` where it does as much."""
+def show_advice(advice: Advice, preset: Sequence[str] = ()) -> None:
+    """Print the features to switch on, and the lines that switch them on: those of a `preset` where it does as much."""
     say(_verdict(advice))
     if preset:
-        typer.echo("Paste: " + " ".join((*SWITCH, f"fuse.preset={preset}")))
+        typer.echo(f"Paste: {' '.join(preset)}")
     elif advice.features:
         typer.echo("Overrides to paste:\n  " + " \\\n  ".join(advice.overrides))
 
