@@ -36,6 +36,7 @@ PAGES = (
 )  # fmt: skip
 INSTALLS = {
     "pip install 'verl-fuse[verl]'", "pip install 'verl-fuse[verl,megatron]'", "pip install 'verl-fuse[plot]'",
+    "pip install 'verl-fuse[solver]'",
     "pip install '.[verl]'", "pip install --dry-run verl-fuse",
     "pip install -e '.[verl,cpu,megatron,plot,dev]'", "pip install verl-fuse",
     # What a plugin of somebody else is installed with, and how the lists of ci/stacks are made.
@@ -82,10 +83,13 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     workload.write_text((REPO / "verl_fuse/cli/examples/workload.yaml").read_text())
     script = folder / "run.sh"
     script.write_text("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n")
-    files = {**dict.fromkeys(("step.yaml", "WORKLOAD.yaml"), str(workload)), "run.sh": str(script)}
+    files = {
+        **dict.fromkeys(("step.yaml", "WORKLOAD.yaml"), str(workload)),
+        **dict.fromkeys(("run.sh", "run_grpo.sh"), str(script)),
+    }
     made = {name: str(folder / name) for name in ("plan.json", "OUT")}
     runs = {"BASE": str(base), "FUSED": str(fused), "RUN_DIR": str(folder / "recorded")}
-    return {**runs, **files, **made, "CLUSTER": "h100x2", "NAME": "ppo-cpu"}
+    return {**runs, **files, **made, "CLUSTER": "h100x2", "NAME": "ppo-cpu", "ARGUMENTS": "trainer.nnodes=1"}
 
 
 def options_of(words: list[str]) -> set[str]:
@@ -170,6 +174,8 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
         return
     if name == "plan":
         arguments += ["--time-limit", "2"]
+    if name == "simulate" and words[0] == "h100":
+        arguments[1:1] = ["--seeds", "1"]
     result = CliRunner().invoke(build(GROUPS), [name, *arguments])
     assert result.exit_code == 0, result.output
     assert result.output

@@ -148,6 +148,9 @@ def simulate(
     named = {name: feature.strategy for name, feature in features.items() if feature.strategy}
     preset, about_preset = preset_of(asked, options)
     for text in strategy or ():
+        for part in text.split("+"):
+            if part in features and not features[part].strategy:
+                raise FuseError(f"strategy={text!r}: {part} is not simulated; `verl-fuse ab` measures it")
         require_open("+".join(part for part in text.split("+") if part not in preset), features, refusals)
     on = features_on(asked.config, features)
     against = {name: "it is on" if name in on else idle.get(name) or listed(refusals[name]) for name in features}
@@ -210,9 +213,6 @@ def simulate(
 def require_open(strategy: str, features: Mapping[str, Feature], refusals: Mapping[str, Sequence[str]]) -> None:
     """Raise a FuseError where verl-fuse refuses a part of a strategy in this step, or features of two parts of it
     together."""
-    for part in filter(None, strategy.split("+")):
-        if part in features and not features[part].strategy:
-            raise FuseError(f"strategy={strategy!r}: {part} is not simulated; `verl-fuse ab` measures it")
     parts = [
         [features[part]] if part in features else [one for name, one in features.items() if name in features_of(part)]
         for part in filter(None, strategy.split("+"))
@@ -318,7 +318,7 @@ def recorded_acceptance(run_dir: Path) -> float:
 
 def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int) -> None:
     """Print the table, and the decisions of the features."""
-    title = _title(workload, cluster, seeds)
+    title = f"Predicted: {_title(workload, cluster, seeds)}"
     priced = cluster.price_per_device_hour > 0
     money = "USD a step" if priced else "device hours a step"
     columns = numbers("step s", "gen + inf s", "train s", "speed-up", "idle", money, "cost / stock")
@@ -382,7 +382,7 @@ def _widths_text(widths: Mapping[int, tuple[CallPlan, float]], own: int | None) 
 
 
 def _title(workload: Workload, cluster: Cluster, seeds: int) -> str:
-    samples = f"Predicted: {workload.algorithm} of {workload.actor.name}, {workload.sequences} samples"
+    samples = f"{workload.algorithm} of {workload.actor.name}, {workload.sequences} samples"
     nodes = f" ({cluster.nodes} nodes of {cluster.devices_per_node})" if cluster.nodes > 1 else ""
     on = f"on {cluster.devices} x {cluster.device.name}{nodes}"
     return f"{samples}, {on}; {_steps(seeds)}; {price_of(cluster)}"

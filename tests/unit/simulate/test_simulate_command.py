@@ -110,7 +110,9 @@ def test_pages_as_of_a_real_run(workload: str, tmp_path: Path, capsys: pytest.Ca
     assert "a model of H100 by its data sheet; lengths of responses are drawn with seed 0, the same" in page
     assert (tmp_path / "out/interstage/timeline.html").is_file()
     run_name = read_step(tmp_path / "out" / "stock", 1).run
-    assert run_name.startswith("stock, simulated: ppo of qwen2.5-0.5b, 64 samples, on 16 x H100; 1 step each")
+    assert run_name.startswith(
+        "stock, simulated: ppo of qwen2.5-0.5b, 64 samples, on 16 x H100 (2 nodes of 8); 1 step each"
+    )
 
 
 def test_pages_of_all_strategies_stay_small(tmp_path: Path):
@@ -149,8 +151,10 @@ def test_the_commands_of_the_readme(repo: Path, tmp_path: Path, monkeypatch: pyt
     write_run(tmp_path / "RUN_DIR", steps=2)
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^verl-fuse simulate (.*)$", readme, re.MULTILINE)
-    assert len(commands) == 2
+    (tmp_path / "run_grpo.sh").write_text("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n")
+    assert len(commands) == 4
     for command in commands:
+        command = re.sub("^h100 ", "h100 --seeds 1 ", command).replace("ARGUMENTS", "algorithm.adv_estimator=grpo")
         assert run(*command.replace("--seeds 8", "--seeds 1").split()) == 0
     assert (tmp_path / "OUT" / "values" / "timeline.html").is_file()
 
