@@ -203,7 +203,7 @@ def test_the_text_names_all_of_it_and_marks_another_training(said):
     )
     assert "YAML: trainer.no_such" in out
     assert out.endswith(
-        f"Paste: {' '.join(PASTE)} For verl-fuse compare, both runs also need: trainer.logger=[console,file] "
+        f"Paste: {' '.join(PASTE)} For verl-fuse compare, both runs also need: trainer.logger=[console,wandb,file] "
         "and in the environment: VERL_FILE_LOGGER_PATH=RUN_DIR/metrics.jsonl "
         "To predict the gain: verl-fuse simulate h100 -- ARGUMENTS"
     )
