@@ -330,7 +330,8 @@ def test_agent_loops_that_have_no_workers_are_refused_by_name():
     with pytest.raises(
         FuseError, match=r"actor_rollout_ref\.rollout\.agent\.agent_loop_manager_class: .*agent_loop_workers"
     ):
-        announce(SimpleNamespace(), TIMEOUT)
+        announce(SimpleNamespace(), TIMEOUT, needed=True)
+    announce(SimpleNamespace(), TIMEOUT)
 
 
 def test_response_tokens_are_counted_by_prompt_and_sample_without_padding():

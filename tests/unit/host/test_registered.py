@@ -87,3 +87,15 @@ def test_a_name_that_is_not_looked_up_is_not_refused():
     assert refused(trainer__use_v1=False) == {}
     assert set(refused(trainer__val_only=True)) == {ENGINE}
     assert refused(actor_rollout_ref__rollout__name=None, algorithm__adv_estimator=None) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "left"),
+    [
+        ("actor_rollout_ref.model._target_", "my.package.ModelConfig", True),
+        ("actor_rollout_ref.model._target_", "verl.workers.config.HFModelConfig", False),
+        ("hydra.launcher._target_", "hydra._internal.core_plugins.basic_launcher.BasicLauncher", False),
+    ],
+)
+def test_a_class_of_the_users_that_verl_makes_may_register_names(key: str, value: str, left: bool):
+    assert (refused(**{key: value}) == {}) is left

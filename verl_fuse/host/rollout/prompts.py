@@ -62,7 +62,8 @@ def announce(agent_loop_manager: Any, timeout: float, *, needed: bool = False) -
     are workers that are not verl's."""
     telling = partial(announce_prompts, run_id=uuid4().hex)
     if not needed:
-        ray.get(asked(agent_loop_manager, telling, timeout))
+        for told in asked(agent_loop_manager, telling, timeout):
+            ray.get(told)
         return
     loops = getattr(agent_loop_manager, "agent_loop_workers", None)
     if loops is None or not all(ray.get([loop.__ray_call__.remote(telling) for loop in loops], timeout=timeout)):

@@ -69,8 +69,13 @@ def _own_code(config: DictConfig) -> bool:
         or os.environ.get("VERL_USE_EXTERNAL_MODULES")
         or any(entry.dist is None or entry.dist.name != DISTRIBUTION for entry in installed)
         or any(fnmatch(key, pattern) for key, _ in _set(config) for pattern in _OWN_CODE)
-        or any(key.endswith("_target_") and not str(value).startswith("verl.") for key, value in _set(config))
+        or any(key.endswith("_target_") and not _is_known(key, str(value)) for key, value in _set(config))
     )
+
+
+def _is_known(key: str, target: str) -> bool:
+    """Tell whether the class that a key names is verl's, or one that composes the configuration."""
+    return target.startswith("verl.") or key.startswith("hydra.")
 
 
 def _set(block: DictConfig, path: str = "") -> Iterator[tuple[str, Any]]:
