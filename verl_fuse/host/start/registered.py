@@ -75,7 +75,7 @@ def _own_code(config: DictConfig) -> bool:
 
 def _is_known(key: str, target: str) -> bool:
     """Tell whether the class that a key names is verl's, or one that composes the configuration."""
-    return target.startswith("verl.") or key.startswith("hydra.")
+    return target.partition(".")[0] == "verl" or key.startswith("hydra.")
 
 
 def _set(block: DictConfig, path: str = "") -> Iterator[tuple[str, Any]]:
