@@ -186,8 +186,8 @@ def _of_the_logits(stages: Mapping[str, float]) -> str:
     update = stages.get(UPDATE_ACTOR, 0.0)
     passes = sum(stages.get(stage, 0.0) for stage in (OLD_LOG_PROB, REF_LOG_PROB))
     return (
-        f"on one H100 4 to 11 % of an update ({update:.2f} s here) and 4 to 16 % of a pass ({passes:.2f} s), and half "
-        "of their peak memory; `verl-fuse ab` measures it"
+        f"on one H100 4 to 11 % of an update ({update:.2f} s here) and 4 to 16 % of a pass ({passes:.2f} s), and up to "
+        "41 and 55 % of their peak memory; `verl-fuse ab` measures it"
     )
 
 

@@ -292,13 +292,20 @@ def test_the_first_of_several_mini_batches_computes_its_old_log_probs(ranks: Ran
 BALANCED: dict[str, dict[str, Any]] = {"padded": {}, "packed": {"packed": True}, "by tokens": {"tokens": 70}}
 
 
-@pytest.mark.parametrize("form", BALANCED)
+# Packing ran on FSDP alone; two stages leave one data-parallel rank, whose rows have nowhere to go.
+@pytest.mark.parametrize(
+    ("engine", "form"),
+    [
+        (engine, form)
+        for engine in ("fsdp", "fsdp2", "megatron pp1")
+        for form in BALANCED
+        if form != "packed" or engine.startswith("fsdp")
+    ],
+    indirect=["engine"],
+)
 def test_rows_that_change_ranks_within_their_mini_batch(ranks: Ranks, folder: Path, engine: str, form: str):
     if not WHOLE and engine.startswith("megatron"):
         pytest.skip("VERL_FUSE_LONG is not set")
-    if engine == "megatron pp2" or (form == "packed" and not engine.startswith("fsdp")):
-        # One data-parallel rank, whose rows have nowhere to go; packing ran on FSDP alone.
-        return
     penalties = KL | {"entropy_coeff": 0.01, "calculate_entropy": True}
     stock = Arm(mini_batches=2, epochs=2, actor=penalties, **BALANCED[form])
     wrong = replace(stock, balance=True, fault="a row in another mini-batch")

@@ -16,12 +16,11 @@ from verl_fuse.cli.advised_settings import advised_settings, as_data, measured_p
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, read_cluster
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.refused import excluded, idle_in, refusals_of, refused, refused_beside
+from verl_fuse.cli.refused import excluded, idle_in, open_features, refusals_of, refused, refused_beside
 from verl_fuse.cli.simulate import (
     features_of_run,
     features_on,
     features_table,
-    open_features,
     read_options,
     replayed,
     show_advice,
@@ -73,7 +72,7 @@ def command(
     gains = gains_of_replay(result, features)
     refusals, idle = refusals_of(config, features), idle_in(config, features)
     on = features_on(config, features, result)
-    advice = advice_of_replay(result, features, excluded(config), open_features(config, features, result))
+    advice = advice_of_replay(result, features, excluded(config), open_features(features, refusals, idle, on))
     others = not_predicted(result, features)
     notes = notes_of(result, config, options.dedicated, advice)
     cost = None if cluster is None else cost_model(read_cluster(cluster), profile)

@@ -9,15 +9,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.check import MODE, to_paste, with_preset
+from verl_fuse.cli.check import MODE, to_paste, with_preset, wrong_preset
 from verl_fuse.cli.cluster_argument import read_cluster
-from verl_fuse.cli.launch import PRESET_KEY, read_run
+from verl_fuse.cli.launch import read_run
 from verl_fuse.errors import FuseError, listed
-from verl_fuse.feature import Feature, PresetName
+from verl_fuse.feature import Feature
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.settings import barring, foreseen
@@ -98,9 +98,8 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
         raise FuseError(
             f"--set {STEP}{other[0]}: of a launched run allowed: {', '.join(NOT_TOLD)}; change its arguments"
         )
-    asked = OmegaConf.select(run.config, PRESET_KEY, default=None)
-    if asked is not None and asked not in get_args(PresetName):
-        raise FuseError(f"{PRESET_KEY}={quoted(asked)}: allowed: {', '.join(get_args(PresetName))}")
+    if wrong := wrong_preset(run.config):
+        raise FuseError(*(f"{override}: {why}" for override, why in wrong.items()))
     preset = with_preset(run.config)
     mode = OmegaConf.select(run.config, MODE)
     if mode != TRAINER_MODE:
@@ -121,19 +120,19 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
             *(f"{override}: left out: {why}" for override, why in run.faulty.items()),
             *([f"left out, not in verl's YAML: {', '.join(run.unknown)}"] if run.unknown else []),
             *(f"the script does not tell {name}: {', '.join(keys)}" for name, keys in (run.unset or {}).items()),
-            *_not_modelled(getter(run.config)),
+            *_not_modelled(getter(run.config), step.options),
         ),
         tuple(to_paste(run, preset, words[1:] if script is not None else ())),
     )
 
 
-def _not_modelled(get: Get) -> Iterator[str]:
+def _not_modelled(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield what of a run its simulated step has not."""
     if has_adapters(get):
         yield "adapters (LoRA) are simulated as the training of all weights"
     if (strategy := get(f"{ACTOR}.strategy")) not in ("fsdp", "fsdp2", "megatron"):
         yield f"{ACTOR}.strategy={quoted(strategy)} is simulated as fsdp"
-    if "rollout_tp" not in _options(get):
+    if "rollout_tp" not in options:
         yield f"{ROLLOUT}.tensor_model_parallel_size: the fastest of 1, 2, 4, 8 within a node is simulated"
     for key in ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size"):
         if (get(f"{ROLLOUT}.{key}") or 1) > 1:
@@ -156,7 +155,7 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
     get = getter(config)
     critic = has_critic(get)
     prompts, size = (_count(get, key) for key in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"))
-    assumed: dict[str, Any] = {}
+    assumed: dict[str, Any] = {} if critic else {"zero_gradient": ZERO_GRADIENT}
     minibatches = -(-prompts // size)
     while prompts % minibatches:
         # verl pads the last one; the simulator's are equal.
@@ -173,7 +172,6 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
         "old_log_prob": not get("algorithm.rollout_correction.bypass_mode"),
         "kl": next((kl for kl, key in KL_KEYS.items() if get(key)), None),
         **assumed,
-        "zero_gradient": 0.0 if critic else ZERO_GRADIENT,
         "actor": given.get("actor") or _named(get, f"{MODEL}.path", "actor", assumed),
     }
     found |= {"reference": found["actor"]} if has_reference(get) else {}
@@ -181,8 +179,6 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
         known = model_of_path(get("critic.model.path"))
         found["critic"] = known or found["actor"]
         assumed |= {} if known else {"critic": found["actor"]}
-    else:
-        assumed["zero_gradient"] = ZERO_GRADIENT
     if get(f"{REWARD_BLOCK}.enable"):
         found["reward"] = given.get("reward") or _named(get, f"{REWARD_BLOCK}.model_path", "reward", assumed)
     open_ = {key: text for key, text in assumed.items() if key not in given}

@@ -69,10 +69,9 @@ def check(
         raise FuseError(f"{arguments[0]} is a file: give it as --script {arguments[0]}")
     require_version()
     run = read_run(arguments or [], script)
-    asked = OmegaConf.select(run.config, PRESET_KEY, default=None)
+    asked, wrong = OmegaConf.select(run.config, PRESET_KEY, default=None), wrong_preset(run.config)
     preset = with_preset(run.config)
-    if asked is not None and asked not in get_args(PresetName):
-        run.faulty[f"{PRESET_KEY}={quoted(asked)}"] = f"allowed: {', '.join(get_args(PresetName))}"
+    run.faulty |= wrong
     choices = foreseen(run.config, preset)
     report = _report(run, preset, choices, (arguments or ()) if script is not None else ())
     if asked == "observe" and any(key_of(argument) == PRESET_KEY for argument in run.arguments):
@@ -92,6 +91,14 @@ def _logger(config: DictConfig) -> str:
     given = OmegaConf.select(config, LOGGER_KEY, default=None)
     own = [given] if isinstance(given, str) else [str(name) for name in given or ["console"]]
     return f"{LOGGER_KEY}=[{','.join(dict.fromkeys([*own, 'file']))}]"
+
+
+def wrong_preset(config: DictConfig) -> dict[str, str]:
+    """Return the preset that the run names if there is none of this name, with what is allowed."""
+    asked, allowed = OmegaConf.select(config, PRESET_KEY, default=None), get_args(PresetName)
+    return (
+        {} if asked is None or asked in allowed else {f"{PRESET_KEY}={quoted(asked)}": f"allowed: {', '.join(allowed)}"}
+    )
 
 
 def with_preset(config: DictConfig) -> PresetName:

@@ -54,6 +54,13 @@ def idle_in(config: DictConfig | None, features: Mapping[str, Feature]) -> dict[
     return {} if config is None else {name: why for name, one in features.items() if (why := one.idle(get))}
 
 
+def open_features(
+    features: Mapping[str, Feature], refusals: Mapping[str, Sequence[str]], idle: Mapping[str, str], on: Sequence[str]
+) -> set[str]:
+    """Return the features that a run could have on, and has not."""
+    return {name for name in features if not (refusals[name] or name in idle or name in on)}
+
+
 def _changed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     changed = deepcopy(config)
     OmegaConf.set_struct(changed, False)

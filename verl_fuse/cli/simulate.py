@@ -2,7 +2,7 @@
 nor verl nor a device."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -23,7 +23,7 @@ from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.policy import simulated_policy
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.refused import excluded, idle_in, refusals_of
+from verl_fuse.cli.refused import excluded, idle_in, open_features, refusals_of
 from verl_fuse.cli.report import read_metrics
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.compare.run import METRICS_FILE
@@ -153,15 +153,18 @@ def simulate(
                 raise FuseError(f"strategy={text!r}: {part} is not simulated; `verl-fuse ab` measures it")
         require_open("+".join(part for part in text.split("+") if part not in preset), features, refusals)
     on = features_on(asked.config, features)
-    against = {name: "it is on" if name in on else idle.get(name) or listed(refusals[name]) for name in features}
-    closed = {name for name, why in against.items() if why}
+    against: dict[str, Sequence[str]] = {
+        **{name: why for name, why in refusals.items() if why},
+        **{name: (why,) for name, why in idle.items()},
+        **dict.fromkeys(on, ("it is on",)),
+    }
     authors = {name: simulated_policy(name, workload) for name in dict.fromkeys(policy or ())}
     decided = {name: decides for name, (decides, _) in authors.items()}
     given, rows, advised = Plan.read(plan) if plan else None, [], None
     with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
         cost = cost_model(machines, profile, settings.floors)
         # `copies` is there to be compared with `stream`.
-        without = {*closed, *(["copies"] if "stream" in closed else [])}
+        without = {*against, *(["copies"] if "stream" in against else [])}
         comparison = Comparison(
             workload, cost, strategy, seeds, given, options, report, named | preset, decided, without
         )
@@ -170,7 +173,7 @@ def simulate(
                 _, about = authors.get(row.strategy, (None, ()))
                 about = about_preset if row.strategy in preset else about
                 rows.append(dataclasses.replace(row, notes=(*about, *row.notes)))
-            open_ = {name: one for name, one in features.items() if name not in closed}
+            open_ = {name: one for name, one in features.items() if name not in against}
             advised = advice_of_rows(rows, open_, excluded(asked.config), comparison.row)
         except KeyboardInterrupt:
             if not rows:
@@ -188,17 +191,18 @@ def simulate(
         )
     if as_json:
         data = as_data(rows, workload, machines, seeds, pages) | {"rollout_tp": _widths_data(widths)}
-        data |= {"without": {name: why for name, why in against.items() if why}, "assumed": asked.assumed}
+        data |= {"without": {name: listed(why) for name, why in against.items()}, "assumed": asked.assumed}
         print_json(data | (_advised_data(*advised) if advised else {}))
     else:
         show(shown, workload, machines, seeds)
         say(_widths_text(widths, options.rollout_tp))
-        say(FAR_OFF)
+        if profile is None and not machines.device.is_cpu:
+            say(FAR_OFF)
         if asked.assumed:
             values = ", ".join(f"{STEP}{key}={value}" for key, value in asked.assumed.items())
             say(f"assumed, as the launch does not tell it: {values}; --set {STEP}KEY=VALUE takes yours")
-        for name in sorted(closed):
-            first, *more = [against[name]] if against[name] != listed(refusals[name]) else refusals[name]
+        for name in sorted(against):
+            first, *more = against[name]
             say(f"without {name}: {first}{f' (and {len(more)} more reasons)' if more else ''}")
         if pages:
             typer.echo(f"Page: {pages[0]}")
@@ -487,7 +491,9 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     config = find_config(located(run)[0])
     features = features_of_run(config)
     name, result, options = replayed(located(run)[0], options, features)
-    advice = advice_of_replay(result, features, excluded(config), open_features(config, features, result))
+    on = features_on(config, features, result)
+    open_ = open_features(features, refusals_of(config, features), idle_in(config, features), on)
+    advice = advice_of_replay(result, features, excluded(config), open_)
     if as_json:
         print_json(
             {
@@ -515,13 +521,6 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
             "dedicated=false."
         )
     show_advice(advice)
-
-
-def open_features(config: DictConfig | None, features: Mapping[str, Feature], result: Replay) -> Collection[str]:
-    """Return the features that a recorded run could have had on, and had not."""
-    closed = {*idle_in(config, features), *features_on(config, features, result)}
-    closed |= {name for name, why in refusals_of(config, features).items() if why}
-    return features.keys() - closed
 
 
 def features_of_run(config: DictConfig | None) -> dict[str, Feature]:
