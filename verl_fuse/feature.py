@@ -28,7 +28,7 @@ class Fits:
     tried: str
 
 
-def _always(_get: Get) -> str | None:
+def _nothing(_get: Get) -> str | None:
     return None
 
 
@@ -36,7 +36,7 @@ def _always(_get: Get) -> str | None:
 class Feature:
     """`keys` of the block `fuse` switch the feature on; the first is its switch. `presets`: the keys that a preset sets
     beside them, by the presets that try the feature. `idle` returns the reason why it has nothing to do in a run,
-    `slower` the measurement by which it makes a run slower, or None. `takes` tells the memory that a user must have.
+    `slower` the measurement by which it makes a run slower, `takes` the memory that a user must have for it, or None.
 
     `measured`: seconds of stock verl over seconds with the feature, of a step or of the part of it that the feature
     shortens, as its README has them (1: no gain was measured). `strategy` is the simulator's
@@ -48,9 +48,9 @@ class Feature:
     name: str
     keys: Mapping[str, Any]
     presets: Mapping[PresetName, Mapping[str, Any]] = field(default_factory=dict)
-    idle: Callable[[Get], str | None] = _always
-    slower: Callable[[Get], str | None] = _always
-    takes: str = ""
+    idle: Callable[[Get], str | None] = _nothing
+    slower: Callable[[Get], str | None] = _nothing
+    takes: Callable[[Get], str | None] = _nothing
     measured: float = 1.0
     strategy: str = ""
     beside: str = ""

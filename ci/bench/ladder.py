@@ -2,7 +2,8 @@
 `verl-fuse simulate` does.
 
 The cases are GRPO without KL and one update a step, the same with DAPO's 16 updates of filtered groups, and PPO with
-critic and reference: Llama 2 7B and Qwen2.5 7B on 8 devices, Qwen2.5 32B on 256, Llama 2 70B on 512. Lengths are
+critic and reference: Llama 2 7B and Qwen2.5 7B on 8 devices, Qwen2.5 32B on 256, Llama 2 70B on 512; and what most
+public scripts run, GRPO with a KL loss and 4 mini-batches on FSDP, Qwen2.5 7B on 8 and 32B on 64. Lengths are
 lognormal with the mean or the limit of published runs: 7B like DeepScaleR's first stage (8,192 tokens at most, 3,500 on
 average after the stage), 32B and 70B in the setting of DAPO (512 prompts x 16, 20,480 tokens at most); the spread is
 assumed. The share of samples without a gradient and the acceptance of drafts are assumed, too, each as a range: a low,
@@ -39,6 +40,14 @@ SIZES: Mapping[str, dict[str, Any]] = {
     "Qwen 7B on 8": {"model": "qwen2.5-7b", **DEEPSCALER},
     "32B on 256": {"model": "qwen2.5-32b", "devices": 256, **DAPO},
     "70B on 512": {"model": "llama-2-70b", "devices": 512, **DAPO},
+    "32B on 64": {"model": "qwen2.5-32b", **DEEPSCALER, "devices": 64, "prompts": 512},
+}
+# The sizes of each ladder.
+WHERE: Mapping[str, Sequence[str]] = {
+    "grpo": ("7B on 8", "Qwen 7B on 8", "32B on 256", "70B on 512"),
+    "dapo": ("32B on 256",),
+    "common": ("Qwen 7B on 8", "32B on 64"),
+    "ppo": ("7B on 8", "Qwen 7B on 8", "32B on 256", "70B on 512"),
 }
 # Each rung has the simulator's name of its strategy.
 LADDERS: Mapping[str, Mapping[str, str]] = {
@@ -50,6 +59,15 @@ LADDERS: Mapping[str, Mapping[str, str]] = {
     },
     # Several updates a step need old log-probs.
     "dapo": {"observe": "observe", "interstage": "interstage", "speculation": "interstage+speculation"},
+    # The last rung is what `fuse.preset=fast` chooses: old log-probs while others generate. Its `balance` and routing
+    # are not simulated.
+    "common": {
+        "observe": "observe",
+        "old_log_prob": "old_log_prob",
+        "response_logits": "old_log_prob+response_logits",
+        "share_prompts": "old_log_prob+response_logits+share_prompts",
+        "fast": "interstage+response_logits+share_prompts",
+    },
     "ppo": {
         "observe": "observe",
         "interstage": "interstage",
@@ -68,6 +86,8 @@ def workload(algorithm: str, size: Mapping[str, Any], zero_gradient: float) -> W
         step |= {"prompts": size["prompts"] * size["samples"] // 4, "samples": 4, "minibatches": 4}
     elif algorithm == "dapo":
         step["minibatches"] = 16
+    elif algorithm == "common":
+        step |= {"reference": size["model"], "kl": "loss", "minibatches": 4, "zero_gradient": zero_gradient}
     else:
         step["zero_gradient"] = zero_gradient
     return Workload.from_dict(step)
@@ -86,7 +106,7 @@ def case(
                 cost,
                 [*ladder.values()],
                 seeds,
-                options=SimulationOptions(acceptance=acceptance),
+                options=SimulationOptions(acceptance=acceptance, engine="fsdp" if algorithm == "common" else None),
             )
         }
         for acceptance, zero_gradient in zip(acceptances, zero_gradients, strict=True)
@@ -115,7 +135,7 @@ def main() -> None:
     given = parser.parse_args()
     cases = []
     for algorithm in LADDERS:
-        for name in SIZES if algorithm != "dapo" else ["32B on 256"]:
+        for name in WHERE[algorithm]:
             cases.append(case(algorithm, name, given.seeds, given.acceptance, given.zero_gradient))
             print(json.dumps(cases[-1]), file=sys.stderr, flush=True)
     if given.picture:

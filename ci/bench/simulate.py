@@ -28,8 +28,8 @@ from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan
 from verl_fuse.spec.workload import Workload
 
-ALL = "interstage+pipeline+elastic"
-STRATEGIES = ("stock", "interstage", "pipeline", "elastic", ALL)
+ALL = "interstage+pipeline+scaling"
+STRATEGIES = ("stock", "interstage", "pipeline", "scaling", ALL)
 SCALING = (
     (8, "llama-7b"), (64, "llama-7b"), (64, "llama-2-70b"), (256, "llama-2-70b"), (1024, "llama-2-70b"),
     (1024, "llama-3.1-405b"),

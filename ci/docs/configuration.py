@@ -79,7 +79,8 @@ def _presets() -> dict[str, dict[Any, list[str]]]:
         for preset, keys in feature.presets.items():
             for key, value in {**feature.keys, **keys}.items():
                 names = found.setdefault(key, {}).setdefault(value, [])
-                names += [preset] if preset not in names else []
+                name = f"`{preset}`" + (" (not on accelerators)" if feature.slower(lambda _: None) else "")
+                names += [name] if name not in names else []
     return found
 
 
@@ -219,7 +220,7 @@ def _allowed(kind: Any, metadata: dict[str, Any], presets: Mapping[Any, Sequence
     for name, sign in (("minimum", "≥"), ("maximum", "≤")):
         if metadata.get(name) is not None:
             words.append(f"{sign} {metadata[name]:g}")
-    left = {value: f" by {' and '.join(f'`{name}`' for name in names)}" for value, names in presets.items()}
+    left = {value: f" by {' and '.join(names)}" for value, names in presets.items()}
     if left and not optional:
         words += [f"`{_value(value)}`{by}" for value, by in left.items()]
     if optional:

@@ -45,9 +45,9 @@ FEATURES = (
         fits=Fits("routing, elastic replicas", "several samples a prompt", "any", "vLLM", "3 nodes on one host"),
     ),
     Feature(
-        "elastic",
+        "scaling",
         {"elastic.scale": True, "elastic.enabled": True, "elastic.release": True},
-        strategy="elastic",
+        strategy="scaling",
         saving=_elastic,
         bound=True,
     ),

@@ -4,19 +4,52 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_fuse.feature import Feature, Fits
-from verl_fuse.spec.composed import Get, has_critic, has_reference, one_replica
+from verl_fuse.spec.composed import (
+    ACTOR,
+    MODEL,
+    Get,
+    has_adapters,
+    has_critic,
+    has_reference,
+    one_replica,
+    replica_devices,
+)
+from verl_fuse.spec.model_names import parameters_of_path
 
 if TYPE_CHECKING:
     from verl_fuse.simulate.recorded import Recording, Saving
 
 
-def _nothing_to_infer(get: Get) -> str | None:
+def _inferring(get: Get) -> dict[str, str]:
+    """Return the models that infer, with the keys of their paths; LoRA's reference is the actor."""
     bypass = get("algorithm.rollout_correction.bypass_mode")
     old_log_probs = not bypass and not get("fuse.update.skip_old_log_prob")
     values = has_critic(get) and not get("fuse.update.skip_values")
-    if not (old_log_probs or has_reference(get) or values):
+    path, own = f"{MODEL}.path", has_reference(get) and not has_adapters(get)
+    actor = old_log_probs or (has_reference(get) and not own)
+    found = {"actor": path if actor else "", "reference": path if own else ""}
+    return {model: key for model, key in {**found, "critic": "critic.model.path" if values else ""}.items() if key}
+
+
+def _nothing_to_infer(get: Get) -> str | None:
+    if not _inferring(get):
         return "there is neither an old log-prob pass, nor a reference, nor a pass for values"
     return one_replica(get)
+
+
+def _copies(get: Get) -> str:
+    """Tell the host memory of slices in 16 bits, where the models' names tell sizes with its least number of bytes:
+    torch pins up to twice as much."""
+    models = _inferring(get)
+    devices = get("trainer.n_gpus_per_node") or 1
+    count = max(1, devices // replica_devices(get))
+    twice = get(f"{ACTOR}.strategy") == "fsdp"
+    sizes = [parameters_of_path(get(key)) for key in models.values()]
+    least = f": at least {sum(map(int, sizes)) * count * (4 if twice else 2) / 1e9:.0f} GB" if all(sizes) else ""
+    each = "4 bytes a parameter (2 with strategy=fsdp2)" if twice else "2 bytes a parameter"
+    keep = f"{count} replicas keep copies" if count > 1 else "a replica keeps a copy"
+    held = " and ".join(models)
+    return f"host memory: on each node {keep} of {held}, {each}{least}; counted anew before step 1"
 
 
 def _moved_tail(run: "Recording") -> "Saving":
@@ -56,7 +89,7 @@ FEATURES = (
         {"interstage.enabled": True, "interstage.layout": "slices", "interstage.migration_threshold": "auto"},
         presets={"fast": {}},
         idle=_nothing_to_infer,
-        takes="host memory for each rollout replica: the parameters of every model that infers, counted before step 1",
+        takes=_copies,
         measured=1.27,
         strategy="interstage",
         saving=_moved_tail,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from verl_fuse.hookspecs import Trainer
-from verl_fuse.spec.composed import Get
+from verl_fuse.spec.composed import Get, replica_devices
 from verl_fuse.spec.events import CheckpointSaved, Event, StepEnded
 from verl_fuse_placement.auto import Pool, choose, is_better, predict
 from verl_fuse_placement.learned import KEPT, CriticMemory, PlacementHistory
-from verl_fuse_placement.refusals import DEFER, MOST_REPLICAS, PLACED, candidates, keys_of, replica_devices, replicas_of
+from verl_fuse_placement.refusals import DEFER, MOST_REPLICAS, PLACED, candidates, keys_of, replicas_of
 
 logger = logging.getLogger(__name__)
 

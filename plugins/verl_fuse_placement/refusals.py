@@ -1,10 +1,18 @@
 """Refuse placements that a run cannot carry out, before anything is started."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from verl_fuse.spec.composed import CRITIC, ROLLOUT, Get, has_critic, on_accelerators, required, required_if_set
+from verl_fuse.spec.composed import (
+    CRITIC,
+    ROLLOUT,
+    Get,
+    has_critic,
+    on_accelerators,
+    replica_devices,
+    required,
+    required_if_set,
+)
 from verl_fuse.spec.step import Refusal
 
 _BLOCK = "fuse.placement"
@@ -71,11 +79,6 @@ def keys_of(get: Get, apart: int) -> dict[str, Any]:
     each, left = replica_devices(get), replicas_of(get) - apart
     place = {"first": left * each, "devices": apart * each}
     return {PLACED: place, DEFER: True, MOST_REPLICAS: min(get(MOST_REPLICAS) or left, left)}
-
-
-def replica_devices(get: Get) -> int:
-    """Return the number of devices of one rollout replica."""
-    return math.prod(get(f"{ROLLOUT}.{kind}_parallel_size") or 1 for kind in ("tensor_model", "data", "pipeline_model"))
 
 
 def replicas_of(get: Get) -> int:

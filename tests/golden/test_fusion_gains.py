@@ -78,7 +78,7 @@ def test_rlhfless(name: str, weight: float):
         "response": assumed["response"],
     }  # fmt: skip
     options = SimulationOptions(stock_poll=0.0, fuse_poll=0.0, time_weight=weight)
-    elastic = rows(data, cluster, ["elastic"], options)["elastic"]
+    elastic = rows(data, cluster, ["scaling"], options)["scaling"]
     speed, cost = elastic.speedup.mean, elastic.cost_ratio.mean - 1
     print(f"\n| {name} | {weight} | {speed:.3f} | {published['speed']} | {cost:+.1%} | {published['cost']:+.1%} |")
     # Stock is tuned and loses no time to cold starts here: no such speed-up, but device time falls by what was

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cli.composition import apply
 from verl_fuse.cli.launch import read_run
-from verl_fuse.cli.simulate import mini_batches_of
+from verl_fuse.cli.replay import mini_batches_of
 from verl_fuse.host.start.preset import Choice
 from verl_fuse.host.start.settings import foreseen
 from verl_fuse.simulate.shared_prompts import copies_left

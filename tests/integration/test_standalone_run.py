@@ -36,7 +36,9 @@ STEPS = len(phases.WANTED)
 PROMPTS, PER_PROMPT = 6, 4
 SAMPLES = PROMPTS * PER_PROMPT
 # Of the run in which lengths drift: samples of a prompt, so many that one replica alone is slower by far.
-DRIFTING_STEPS, MANY = 14, 32
+# Few prompts: what each sample takes beside decoding, on the processes that all replicas share, looks like work that
+# another replica would halve.
+DRIFTING_STEPS, DRIFTING_PROMPTS, MANY = 14, 2, 32
 # Replicas that hold devices while a step generates.
 HELD = {1: 1, 2: 1, 3: 1, 4: 1, 5: 3, 6: 1, 7: 1, 8: 1, 9: 2, 10: 1}
 # Largest difference in a token's probability between rollout and trainer, both in float32; 2e-5
@@ -47,13 +49,17 @@ OF_REPLICAS = ("EngineCore", "vLLMHttpServer", "CheckpointEngineWorker")
 OTHER_JOB = """
 import json, sys, time
 import ray
-from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 ray.init(address=sys.argv[1], log_to_driver=False)
 begun = time.monotonic()
-groups = [placement_group([{"GPU": 1, "CPU": 2}], strategy="STRICT_PACK") for _ in range(2)]
-got = [group.wait(60) for group in groups]
-nodes = [list(ray.util.placement_group_table(group)["bundles_to_node_id"].values()) for group in groups]
-print(json.dumps({"got": got, "seconds": time.monotonic() - begun, "nodes": nodes}))
+
+@ray.remote(num_gpus=1, num_cpus=2)
+def there():
+    return ray.get_runtime_context().get_node_id()
+
+asked = [there.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)) for node in sys.argv[2:]]
+got = ray.get([one.remote() for one in asked], timeout=60)
+print(json.dumps({"got": got, "seconds": time.monotonic() - begun}))
 """
 
 
@@ -88,7 +94,8 @@ def cluster(verl_home, tmp_path_factory):
 def take_part(cluster, found):
     """Cause the events outside of the run, in the order of its steps."""
     phases.told("freed", 900)
-    job = [sys.executable, "-c", OTHER_JOB, cluster.address]
+    # The autoscaler may have added a node that no replica has used.
+    job = [sys.executable, "-c", OTHER_JOB, cluster.address, *given_back(Path(os.environ["PHASES"]))]
     found["other job"] = json.loads(
         subprocess.run(job, capture_output=True, check=True, timeout=120).stdout.splitlines()[-1]
     )
@@ -96,6 +103,11 @@ def take_part(cluster, found):
     found["stopped"] = phases.told("stopped", 900)
     cluster.remove(found["stopped"]["node"])
     phases.tell("node_gone")
+
+
+def given_back(folder: Path) -> list[str]:
+    """Return the nodes of the replicas that step 6 stops."""
+    return sorted({node for _, node in told(folder, phases.FREED)["pids"].values()})
 
 
 def train(cluster, home: Path, name: str, steps: int, *extra: str) -> Finished:
@@ -183,13 +195,10 @@ def test_every_replica_generates_under_the_weights_of_the_step(finished):
 def test_another_job_gets_the_devices_that_are_given_back_at_once(finished):
     _, found, folder = finished
     other = found["other job"]
-    assert other["got"] == [True, True]
-    given_back = {node for _, node in told(folder, 6)["pids"].values()}
-    assert {node for nodes in other["nodes"] for node in nodes} == given_back
-    assert len(given_back) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid, _ in told(folder, 6)["pids"].values()), (
-        "their engines are gone"
-    )
+    assert other["got"] == given_back(folder)
+    assert len(other["got"]) == 2
+    engines = [pid for pid, _ in told(folder, phases.FREED)["pids"].values()]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in engines), "their engines are gone"
 
 
 def test_a_node_that_goes_away_in_the_middle_of_a_step_costs_no_sample(finished):
@@ -200,7 +209,10 @@ def test_a_node_that_goes_away_in_the_middle_of_a_step_costs_no_sample(finished)
     assert {span.track for span in failed} == {"replica 3"}
     ended = completed(done, phases.LOST_IN)
     assert ended == {"replica 0": SAMPLES}
-    assert len(failed) % PER_PROMPT == 0, "whole prompts were its own"
+    # Ray may say first that the replica is out of reach: each attempt to send a request there again is one more.
+    attempts = Counter(span.args["prompt"] for span in failed)
+    assert attempts, "it had requests"
+    assert min(attempts.values()) >= PER_PROMPT, "whole prompts were its own"
     assert (
         "replica 3 is dead; its requests start again on other replicas, and the run goes on without it" in done.output
     )
@@ -238,7 +250,7 @@ def test_nothing_is_left_of_replicas_that_came_and_went(finished, cluster):
 
 @pytest.fixture(scope="module")
 def drifted(cluster, finished, verl_home):
-    """The same six prompts in every step; from the seventh step on one of them is what generation waits for."""
+    """The same two prompts in every step; from the seventh step on one of them is what generation waits for."""
     agents = verl_home / "agents.yaml"
     agents.write_text(drifting_lengths.AGENTS)
     return train(
@@ -246,13 +258,16 @@ def drifted(cluster, finished, verl_home):
         verl_home,
         "drifted",
         DRIFTING_STEPS,
+        f"data.train_batch_size={DRIFTING_PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={DRIFTING_PROMPTS}",
         f"actor_rollout_ref.rollout.n={MANY}",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={agents}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=drifting",
-        f"data.train_max_samples={PROMPTS}",
+        f"data.train_max_samples={DRIFTING_PROMPTS}",
         "data.shuffle=false",
         f"trainer.total_epochs={DRIFTING_STEPS}",
-        "fuse.elastic.cost_weight=0.3",
+        # Two replicas pay where one takes 1.46 times as long, and are left where it takes less than 1.31 times as long.
+        "fuse.elastic.cost_weight=0.65",
         "+ray_kwargs.ray_init.runtime_env.env_vars.PHASES_BY=scaler",
         f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={verl_home}/drifted/metrics.jsonl",
     )
@@ -282,8 +297,16 @@ def test_the_scaler_creates_replicas_while_they_pay_and_gives_them_back_when_len
 def test_no_sample_is_lost_and_every_length_is_the_one_asked_for(drifted):
     assert sorted(drifted.accounts()) == list(range(1, DRIFTING_STEPS + 1))
     for step, account in drifted.accounts().items():
-        assert (account["samples"], account["missing"], account["groups"]) == (PROMPTS * MANY, 0, PROMPTS)
-        asked = [drifting_lengths.tokens(step, prompt, sample) for prompt in range(PROMPTS) for sample in range(MANY)]
+        assert (account["samples"], account["missing"], account["groups"]) == (
+            DRIFTING_PROMPTS * MANY,
+            0,
+            DRIFTING_PROMPTS,
+        )
+        asked = [
+            drifting_lengths.tokens(step, prompt, sample)
+            for prompt in range(DRIFTING_PROMPTS)
+            for sample in range(MANY)
+        ]
         requests = [s for s in timeline(drifted, step).spans if s.name == "request"]
         assert sorted(int(s.args["response_tokens"]) for s in requests) == sorted(asked)
         assert drifted.metrics[step]["training/rollout_probs_diff_max"] < ROLLOUT_TOLERANCE

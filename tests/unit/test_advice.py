@@ -53,7 +53,7 @@ def test_the_gains_that_count_are_advised_the_largest_first():
 
 
 def test_where_nothing_gains_it_says_so():
-    advice = advised([gain("interstage", 0.009), gain("elastic", -0.2), gain("pipeline", 0.3, sure=False)])
+    advice = advised([gain("interstage", 0.009), gain("scaling", -0.2), gain("pipeline", 0.3, sure=False)])
     assert (advice.features, advice.overrides) == ((), ())
     assert advice.sentence == (
         "switch no feature on: none is predicted to gain 1% of a step; observe mode is on; the gain of pipeline is "
@@ -62,14 +62,14 @@ def test_where_nothing_gains_it_says_so():
 
 
 def test_of_two_that_exclude_each_other_the_better_one_is_advised():
-    both = [gain("streaming", 0.05), gain("interstage", 0.2), gain("elastic", 0.1, 0.5)]
+    both = [gain("streaming", 0.05), gain("interstage", 0.2), gain("scaling", 0.1, 0.5)]
     assert [one.feature for one in chosen_of(both, FEATURES, EXCLUDED)] == ["interstage"]
-    assert "streaming and elastic cannot be on together with that" in advised(both).sentence
+    assert "streaming and scaling cannot be on together with that" in advised(both).sentence
 
 
 def test_device_time_given_back_is_a_gain_and_its_price_is_told():
-    advice = advised([gain("elastic", -0.03, 0.4)])
-    assert advice.sentence == "switch on elastic (40% of device time given back, steps 3% longer); observe mode is on"
+    advice = advised([gain("scaling", -0.03, 0.4)])
+    assert advice.sentence == "switch on scaling (40% of device time given back, steps 3% longer); observe mode is on"
 
 
 def test_strategies_are_compared_with_observe_mode_not_with_stock():
@@ -77,11 +77,11 @@ def test_strategies_are_compared_with_observe_mode_not_with_stock():
         row("stock", 10.0),
         row("observe", 8.0, 0.8),
         row("interstage", 7.95, 0.795),
-        row("elastic", 8.0, 0.4),
+        row("scaling", 8.0, 0.4),
         row("all", 4.0, 0.1),
     ]
     advice, together = advice_of_rows(rows, FEATURES, EXCLUDED, never)
-    assert (advice.features, together) == (("elastic",), rows[3])
+    assert (advice.features, together) == (("scaling",), rows[3])
     assert advice.overrides[: len(SWITCH)] == SWITCH
     assert "observe mode alone is 1.25 times as fast as stock [1.25, 1.25]" in advice.sentence
     seconds = {"interstage": 7.0, "observe": 8.0}
@@ -142,9 +142,9 @@ def test_of_two_that_save_the_same_the_larger_one_is_advised():
 
 
 def test_device_time_that_is_given_back_is_a_gain_in_a_set():
-    rows = [row("stock", 10.0), row("observe", 10.0), row("old_log_prob", 8.0), row("elastic", 10.2, 0.5)]
-    both = row("old_log_prob+elastic", 8.2, 0.5)
-    assert of(rows, lambda strategy: both).features == ("old_log_prob", "elastic")
+    rows = [row("stock", 10.0), row("observe", 10.0), row("old_log_prob", 8.0), row("scaling", 10.2, 0.5)]
+    both = row("old_log_prob+scaling", 8.2, 0.5)
+    assert of(rows, lambda strategy: both).features == ("old_log_prob", "scaling")
 
 
 def replayed(savings: dict[str, Saving], beside: dict[str, dict[str, Saving]] = {}, **changed) -> Replay:  # noqa: B006
@@ -157,7 +157,7 @@ def replayed(savings: dict[str, Saving], beside: dict[str, dict[str, Saving]] = 
 
 
 def test_a_replayed_run():
-    result = replayed({"interstage": Saving("how", 1.0), "elastic": Saving("why")})
+    result = replayed({"interstage": Saving("how", 1.0), "scaling": Saving("why")})
     advice = advice_of_replay(result, FEATURES, EXCLUDED)
     assert (advice.features, advice.overrides) == (("interstage",), FEATURES["interstage"].overrides)
     assert "observe mode alone saves 0.50 s of the 10.50 s that a step of stock verl would take" in advice.sentence
@@ -191,8 +191,8 @@ def test_savings_of_a_replayed_run_are_those_beside_the_features_before():
 
 
 def test_what_lengths_known_in_advance_would_save_is_a_bound():
-    result = replayed({"elastic": Saving("why", 1.0, 0.3)})
+    result = replayed({"scaling": Saving("why", 1.0, 0.3)})
     assert (
-        "switch on elastic (at most 1.00 s a step, 10%, 30% of device time given back)"
+        "switch on scaling (at most 1.00 s a step, 10%, 30% of device time given back)"
         in advice_of_replay(result, FEATURES, EXCLUDED).sentence
     )

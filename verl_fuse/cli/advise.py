@@ -13,18 +13,12 @@ from rich.table import Table
 
 from verl_fuse.advice import Advice, Gain, advice_of_replay, gains_of_replay, not_predicted
 from verl_fuse.cli.advised_settings import advised_settings, as_data, measured_peak, show_settings
+from verl_fuse.cli.assumed import read_options
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, read_cluster
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import excluded, idle_in, open_features, refusals_of, refused, refused_beside
-from verl_fuse.cli.simulate import (
-    features_of_run,
-    features_on,
-    features_table,
-    read_options,
-    replayed,
-    show_advice,
-)
+from verl_fuse.cli.replay import features_of_run, features_on, features_table, replayed, show_advice
 from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError, listed
@@ -103,7 +97,7 @@ def command(
     state = partial(
         _state, refusals=refusals, idle=idle, on=on, predicted=[gain.feature for gain in gains], advice=advice
     )
-    title = f"{escape(run)}: {result.steps} steps, {result.seconds:.2f} s each"
+    title = f"{escape(run)}: {result.described}, {result.seconds:.2f} s"
     print_table(_table(gains, others, title, state))
     for name, note in {**{gain.feature: gain.note for gain in gains}, **others}.items():
         why = idle.get(name) or (f"refused: {listed(refusals[name])}" if refusals[name] else note)

@@ -4,8 +4,6 @@ assumed, and said.
 Invariant (tests/unit/simulate/test_asked_step.py): the workload, written as verl's overrides, has the run's values.
 """
 
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.check import MODE, to_paste, with_preset, wrong_preset
+from verl_fuse.cli.check import MODE, refusals, to_paste, with_preset, wrong_preset
 from verl_fuse.cli.cluster_argument import read_cluster
 from verl_fuse.cli.launch import read_run
 from verl_fuse.errors import FuseError, listed
@@ -35,7 +33,7 @@ from verl_fuse.spec.composed import (
     has_reference,
     is_count,
 )
-from verl_fuse.spec.model_names import MODEL_NAMES
+from verl_fuse.spec.model_names import MODEL_NAMES, model_of_path, parts_of_name
 from verl_fuse.spec.workload import Workload
 
 # Prefix of a key of the workload on the command line.
@@ -100,12 +98,14 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
         )
     if wrong := wrong_preset(run.config):
         raise FuseError(*(f"{override}: {why}" for override, why in wrong.items()))
-    preset = with_preset(run.config)
+    preset = with_preset(run)
     mode = OmegaConf.select(run.config, MODE)
     if mode != TRAINER_MODE:
         raise FuseError(f"{MODE}={quoted(mode)}: a step of it is not simulated; needs sync, or {TRAINER_MODE}")
     if barred := barring(run.config):
         raise FuseError(f"nothing of verl-fuse fits this run: {listed(barred)}")
+    problems = refusals(run)
+    more = f" (and {len(problems) - 1} more: verl-fuse check)" if len(problems) > 1 else ""
     step = launched_step(run.config, given)
     return AskedStep(
         Workload.from_dict(step.workload),
@@ -120,6 +120,7 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
             *(f"{override}: left out: {why}" for override, why in run.faulty.items()),
             *([f"left out, not in verl's YAML: {', '.join(run.unknown)}"] if run.unknown else []),
             *(f"the script does not tell {name}: {', '.join(keys)}" for name, keys in (run.unset or {}).items()),
+            *(f"the run cannot start: {problem}{more}" for problem in problems[:1]),
             *_not_modelled(getter(run.config), step.options),
         ),
         tuple(to_paste(run, preset, words[1:] if script is not None else ())),
@@ -215,26 +216,11 @@ def config_of(workload: Workload, cluster: Cluster) -> DictConfig:
     return config
 
 
-def model_of_path(path: object) -> str | None:
-    """Return the folder of a model that is there, or the size name with the most parts that are all in the path's last
-    name, as `Qwen/Qwen2.5-Math-7B` has qwen2.5 and 7b; None where there is neither."""
-    text = str(path or "")
-    if os.path.isfile(os.path.join(text, "config.json")):
-        return str(Path(text).absolute())
-    parts = _parts(text)
-    fitting = [name for name in MODEL_NAMES if parts.issuperset(name.split("-"))]
-    return max(fitting, key=lambda name: name.count("-"), default=None)
-
-
-def _parts(path: str) -> set[str]:
-    return set(re.split(r"[-_ ]", Path(path).name.lower()))
-
-
 def _named(get: Get, key: str, role: str, assumed: dict[str, Any]) -> str:
     """Return the model that a key's path names; of another family one of the same size, which is `assumed`."""
     if (name := model_of_path(get(key))) is not None:
         return name
-    alike = [f"{family}-{size}" for family in ALIKE for size in _parts(str(get(key)))]
+    alike = [f"{family}-{size}" for family in ALIKE for size in parts_of_name(get(key))]
     found = next((name for name in alike if name in MODEL_NAMES), None)
     if found is None:
         raise FuseError(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.composition import no_such_key
+from verl_fuse.cli.composition import near_key, no_such_key
 from verl_fuse.cli.launch import PRESET_KEY, Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
@@ -21,16 +21,20 @@ from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.preset import Choice
-from verl_fuse.host.start.settings import foreseen, unlocking
+from verl_fuse.host.start.settings import foreseen, main_refusals, unlocking
+from verl_fuse.host.switch import VARIABLE, switched_off
 from verl_fuse.host.upstream.versions import installed
 from verl_fuse.spec.block import key_of, quoted, written
+from verl_fuse.spec.composed import getter
 
 app = typer.Typer(add_completion=False)
 
 PRESET: PresetName = "fast"
-MODE = "trainer.v1.trainer_mode"
+MODE, PLAN_KEY = "trainer.v1.trainer_mode", "fuse.plan"
 # Modes in which the run is synchronous; verl's others train on samples of older weights.
 _SYNCHRONOUS = (None, "sync", TRAINER_MODE)
+# Ends of keys that tell the sizes of batches and how they are spread.
+_OF_BATCHES = ("_size", "_per_gpu", "_per_node", ".nnodes", ".n", "use_dynamic_bsz", "rollout.name", "adv_estimator")
 # Ends of keys of where, by which engine and by which kernels something is computed: other values train the same, up to
 # rounding. Any other key is part of what is trained.
 _SAME_TRAINING = (
@@ -70,7 +74,7 @@ def check(
     require_version()
     run = read_run(arguments or [], script)
     asked, wrong = OmegaConf.select(run.config, PRESET_KEY, default=None), wrong_preset(run.config)
-    preset = with_preset(run.config)
+    preset = with_preset(run)
     run.faulty |= wrong
     choices = foreseen(run.config, preset)
     report = _report(run, preset, choices, (arguments or ()) if script is not None else ())
@@ -83,7 +87,7 @@ def check(
         return
     predict = f"verl-fuse simulate h100 {f'--script {script}' if script else '-- ARGUMENTS'}"
     chosen = [choice for choice in choices if not choice.reasons]
-    _show(report, preset, run.unset or {}, chosen, _logger(run.config), predict)
+    _show(report, preset, run.unset or {}, chosen, _logger(run.config), predict, run.config)
 
 
 def _logger(config: DictConfig) -> str:
@@ -101,9 +105,16 @@ def wrong_preset(config: DictConfig) -> dict[str, str]:
     )
 
 
-def with_preset(config: DictConfig) -> PresetName:
-    """Let a synchronous run have mode `fuse`, and the preset that it asks for, or `fast`; return the preset."""
+def with_preset(run: Run) -> PresetName:
+    """Let a synchronous run have mode `fuse`, and the preset that it asks for, or `fast`; return the preset. A plan of
+    the run's, which no preset goes with, is left out, and noted; so is the switch that the environment turns off."""
+    config = run.config
     preset: PresetName = "safe" if OmegaConf.select(config, PRESET_KEY, default=None) == "safe" else PRESET
+    if plan := OmegaConf.select(config, PLAN_KEY, default=None):
+        OmegaConf.update(config, PLAN_KEY, None)
+        run.notes.append(f"{PLAN_KEY}={plan}: a plan says itself what is switched on; this is {preset}'s answer")
+    if switched_off():
+        run.notes.append(f"{VARIABLE}=off is set here: a run started with it is stock verl's")
     OmegaConf.set_struct(config, False)
     if OmegaConf.select(config, MODE, default=None) in _SYNCHRONOUS:
         OmegaConf.update(config, MODE, TRAINER_MODE, force_add=True)
@@ -113,26 +124,39 @@ def with_preset(config: DictConfig) -> PresetName:
 
 def _report(run: Run, preset: PresetName, choices: Sequence[Choice], beside: Sequence[str]) -> dict[str, Any]:
     """Return the keys of `--json`; arguments `beside` a script are not in it yet."""
-    config = run.config
-    problems = [*(f"{override}: {why}" for override, why in run.faulty.items()), *refused(config, ())]
+    config, get = run.config, getter(run.config)
+    problems = [*(f"{override}: {why}" for override, why in run.faulty.items()), *refusals(run)]
     ours = [key for key in run.unknown if key.startswith("fuse.")]
     problems += [no_such_key(config, shown(argument)) for argument in run.arguments if key_of(argument) in ours]
-    on = [choice.feature.switch for choice in choices if not choice.reasons]
+    chosen = [choice.feature for choice in choices if not choice.reasons]
+    on = [feature.switch for feature in chosen]
     unlock = {switch: list(_overrides(keys, run)) for switch, keys in unlocking(config, choices).items()}
     report = {
         "on": on,
         "off": {choice.feature.switch: list(map(str, choice.reasons)) for choice in choices if choice.reasons},
         "unlock": {switch: overrides for switch, overrides in unlock.items() if overrides},
         "paste": to_paste(run, preset, beside) if on and not problems else [],
+        "takes": {
+            one.feature.switch: takes for one in choices if not one.reasons and (takes := one.feature.takes(get))
+        },
         "problems": problems,
         "unknown": list(dict.fromkeys(key for key in run.unknown if key not in ours)),
     }
     return report if run.unset is None else report | {"unset": run.unset}
 
 
+def refusals(run: Run) -> list[str]:
+    """Return what keeps the run from starting, as far as its script tells the values; its data and its checkpoint are
+    not looked at."""
+    of_batches = any(key.endswith(_OF_BATCHES) for keys in (run.unset or {}).values() for key in keys)
+    found = [] if run.own_program or of_batches else main_refusals(run.config)
+    return [*refused(run.config, ()), *map(str, found)]
+
+
 def to_paste(run: Run, preset: PresetName, beside: Sequence[str]) -> list[str]:
     """Return the arguments that switch the preset on and are not the run's own; `beside` are not in its script yet."""
-    lines = (*SWITCH[run.has_fuse :], f"{PRESET_KEY}={preset}")
+    planned = any(key_of(argument) == PLAN_KEY for argument in run.arguments)
+    lines = (*SWITCH[run.has_fuse :], f"{PRESET_KEY}={preset}", *([f"{PLAN_KEY}=null"] if planned else []))
     return [line for line in lines if line not in run.arguments or line in beside]
 
 
@@ -152,6 +176,7 @@ def _show(
     chosen: Sequence[Choice],
     logger: str,
     predict: str,
+    config: DictConfig,
 ) -> None:
     if report["problems"]:
         say("The run is refused:")
@@ -161,18 +186,23 @@ def _show(
     keys = {key: value for choice in chosen for key, value in choice.keys.items() if value is not True}
     if keys:
         say(f"with {' '.join(f'fuse.{key}={written(value)}' for key, value in keys.items())}")
-    for feature in (choice.feature for choice in chosen if choice.feature.takes):
-        say(f"{feature.switch} takes {feature.takes}")
+    for switch, takes in report["takes"].items():
+        say(f"{switch} takes {takes}")
+    alike: dict[tuple[str, ...], list[str]] = {}
     for switch, reasons in report["off"].items():
-        say(f"without {switch}:")
-        for reason in reasons:
-            say(f"  - {reason}")
+        key = (*reasons, switch) if switch in report["unlock"] else tuple(reasons)
+        alike.setdefault(key, []).append(switch)
+    for switches in alike.values():
+        switch, off = switches[0], f"without {', '.join(switches)}:"
+        head, *rest = report["off"][switch]
+        for line in [off, *(f"  - {reason}" for reason in (head, *rest))] if rest else [f"{off} {head}"]:
+            say(line)
         if overrides := report["unlock"].get(switch):
             others = [key_of(override) for override in overrides if _trains_otherwise(key_of(override))]
             marked = f" (other training: {', '.join(others)})" if others else ""
             say(f"  with {' '.join(overrides)} it is on{marked}")
     if report["unknown"]:
-        say(f"Not in verl {installed('verl')}'s YAML: {', '.join(report['unknown'])}")
+        say(f"Not in verl {installed('verl')}'s YAML: {', '.join(near_key(config, key) for key in report['unknown'])}")
     for name, keys in unset.items():
         say(f"The script does not tell {name}: {', '.join(keys)}")
     if report["paste"]:

@@ -157,18 +157,29 @@ def _composed(source: Source, overrides: Sequence[str], *, with_hydra: bool = Fa
 def no_such_key(config: DictConfig, override: str) -> str:
     """Return a sentence on an override of a key that is not in `config`, with the nearest key there is."""
     key = override.partition("=")[0]
-    node: Any = config
-    for part in key.split("."):
-        if not isinstance(node, DictConfig) or part not in node:
-            break
-        node = OmegaConf.select(node, part)
-    known = [str(name) for name in node] if isinstance(node, DictConfig) else []
+    node, part, known = _deepest(config, key)
     if not key.startswith("fuse."):
         return f"{override}: there is no key {key}{nearest(part, known)}; +{override} adds one that verl's files lack"
     # Only a key within a block can be a plugin's; a block of that name is no slip of the pen.
     of_plugin = node is OmegaConf.select(config, "fuse") and key.count(".") > 1 and not nearest(part, known, 0.75)
     near, more = ("", f"; a plugin's: ++{override}") if of_plugin else (nearest(part, known), "")
     return f"{override}: there is no key {key}{near}; allowed: {', '.join(known)}{more}"
+
+
+def near_key(config: DictConfig, key: str) -> str:
+    """Return a key that is not in `config`, with the nearest name that its block has."""
+    _, part, known = _deepest(config, key)
+    return f"{key}{nearest(part, known, 0.75)}"
+
+
+def _deepest(config: DictConfig, key: str) -> tuple[Any, str, list[str]]:
+    """Return (the deepest block on the way to a key, the part of the key that it lacks, the names that it has)."""
+    node, part = config, key
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or part not in node:
+            break
+        node = OmegaConf.select(node, part)
+    return node, part, [str(name) for name in node] if isinstance(node, DictConfig) else []
 
 
 def check_syntax(overrides: Sequence[str]) -> None:

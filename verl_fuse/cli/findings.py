@@ -226,8 +226,11 @@ def accelerator() -> Iterator[Finding]:
     elif on_cpu or devices:
         yield Finding("accelerator", "ok", "none, by VERL_PLATFORM=cpu" if on_cpu else f"{devices} CUDA device(s)")
     else:
-        fix = "none needed for verl-fuse run ppo-cpu and grpo-cpu; for your own runs: export VERL_PLATFORM=cpu"
-        yield Finding("accelerator", "warning", "none visible, and VERL_PLATFORM is not cpu", fix)
+        fix = (
+            "run doctor where training runs, if that is another machine; to train on this one's CPUs: export "
+            "VERL_PLATFORM=cpu (verl-fuse run ppo-cpu and grpo-cpu set it)"
+        )
+        yield Finding("accelerator", "warning", "none visible here, and VERL_PLATFORM is not cpu", fix)
 
 
 Check = Callable[[], Iterator[Finding]]

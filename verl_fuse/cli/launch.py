@@ -48,8 +48,8 @@ _BESIDE_VERL = ("defaults", "hydra", "fuse", "recipe")
 class Run:
     """A launched run: its configuration, the arguments as verl gets them, keys that this verl does not have, arguments
     that Hydra refuses with the reason, sentences on what was read, and what the script does not tell, with the keys
-    that it concerns; whether it has a block `fuse` of its own; of a command the primary configuration, and Hydra's
-    options that name it from any folder."""
+    that it concerns; whether it has a block `fuse` of its own, and whether its main program is the user's; of a
+    command the primary configuration, and Hydra's options that name it from any folder."""
 
     config: DictConfig
     arguments: tuple[str, ...]
@@ -58,6 +58,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     unset: dict[str, list[str]] | None = None
     has_fuse: bool = False
+    own_program: bool = False
     source: Source | None = None
     options: tuple[str, ...] = ()
 
@@ -93,7 +94,7 @@ def _composed(launch: Launch, script: Path | None) -> Run:
     source = _source(options, script, launch)
     found, has_fuse = _with_fuse(source, [word for word in told if word not in faulty])
     run = Run(found.config, tuple(words), list(map(key_of, found.unknown)), faulty | found.faulty, notes)
-    run.has_fuse = has_fuse
+    run.has_fuse, run.own_program = has_fuse, not launch.is_verl_s
     run.source, run.options = source, tuple(_named(options, source))
     unset: dict[str, list[str]] = {}
     for word in words:

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -37,5 +38,9 @@ def begun(context: typer.Context) -> float:
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a help text: commands to copy."""
-    return "\n".join(["Examples:", *(f"  {line}" for line in lines)])
+    """Return the end of a help text: commands to copy, each as wide as a terminal of 80 columns."""
+    broken = [
+        " \\\n".join(wrap(line, 74, break_long_words=False, break_on_hyphens=False, subsequent_indent="  "))
+        for line in lines
+    ]
+    return "\n".join(["Examples:", *(f"  {line}" for line in broken)])

@@ -2,48 +2,39 @@
 nor verl nor a device."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
-import yaml
-from omegaconf import DictConfig
-from rich.markup import escape
 from rich.table import Table
 
 from verl_fuse import plugins
-from verl_fuse.advice import LEAST_GAIN_SHARE, Advice, advice_of_replay, advice_of_rows
+from verl_fuse.advice import LEAST_GAIN_SHARE, Advice, advice_of_rows
 from verl_fuse.cli import interrupt
 from verl_fuse.cli.asked_step import STEP, AskedStep, asked_step
+from verl_fuse.cli.assumed import OPTIONS, read_options, read_settings
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of
-from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.policy import simulated_policy
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.refused import excluded, idle_in, open_features, refusals_of
-from verl_fuse.cli.report import read_metrics
+from verl_fuse.cli.refused import excluded, idle_in, refusals_of
+from verl_fuse.cli.replay import features_on, recorded_acceptance, show_advice, show_replay, verdict_of
 from verl_fuse.cli.tables import numbers, print_table
-from verl_fuse.compare.run import METRICS_FILE
-from verl_fuse.cost.calibration import EngineFloors
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError, listed
 from verl_fuse.feature import Feature
 from verl_fuse.simulate.compare import Comparison, Estimate, StrategyResult
-from verl_fuse.simulate.drafts import acceptance_of
 from verl_fuse.simulate.options import SimulationOptions, features_of
-from verl_fuse.simulate.recorded import Replay, Saving, read_recorded, replay
 from verl_fuse.simulate.stock import by_tensor_parallel
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
-from verl_fuse.spec.composed import ACTOR, CRITIC, Get, getter, on_accelerators
 from verl_fuse.spec.files import check_folder, reason, write_atomically
 from verl_fuse.spec.plan import CallPlan, Plan
-from verl_fuse.spec.run_config import find_config
 from verl_fuse.spec.workload import Workload
-from verl_fuse.timeline.files import located, page_of, readable_steps, record_step, recorded_steps
+from verl_fuse.timeline.files import page_of, record_step
 from verl_fuse.timeline.strategies_page import Strategy, strategies_page
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -54,27 +45,15 @@ EXAMPLES = examples(
     "verl-fuse simulate step.yaml h100x4 --strategy interstage --policy acme_fuse:LongestFirst",
     "verl-fuse simulate --from runs/ppo-cpu --json",
 )
-# These are the counts of fuse.speculation in the metrics file.
-DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
-    f"fuse/speculation_{name}" for name in ("drafted_tokens", "acceptance", "tokens_per_pass")
-)
 # Intervals no longer become narrower long before.
 MOST_STEPS = 1000
 # The row of the advised features together.
 ADVISED = "advised"
 STRATEGIES_PAGE = "strategies.html"
 SIMULATED_STEPS = 8
-FLOORS = "floors."
 FAR_OFF = (
     "nothing was run: published steps took 1.02 to 1.61 times such predictions (median error 13 %), log-probs and "
     "update on one H200 2.3 and 1.9 times (verl_fuse/cost/README.md)"
-)
-OPTIONS = (
-    f"Repeatable: {STEP}KEY, a key of the step in place of the file's or the run's; "
-    + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(SimulationOptions))
-    + f"; seconds that the software adds: {FLOORS}"
-    + f", {FLOORS}".join(f"{field.name}" for field in dataclasses.fields(EngineFloors) if field.name != "name")
-    + "."
 )
 
 
@@ -185,7 +164,7 @@ def simulate(
         shown.append(dataclasses.replace(whole, strategy=ADVISED, notes=(f"is {whole.strategy}", *whole.notes)))
     pages = []
     if timeline is not None:
-        verdict = _verdict(advised[0]) if advised else ""
+        verdict = verdict_of(advised[0]) if advised else ""
         pages = write_timelines(
             timeline, shown, _title(workload, machines, seeds), verdict, _origin(machines, profile, seeds)
         )
@@ -239,85 +218,13 @@ def preset_of(asked: AskedStep, options: SimulationOptions) -> tuple[dict[str, s
     drafts = {"speculation"} if options.acceptance is None else set[str]()
     simulated = [one.strategy for one in asked.chosen if one.strategy and one.strategy not in drafts]
     others = [one.switch for one in asked.chosen if one.strategy not in simulated]
-    notes = [f"fuse.preset={asked.preset} switches on {', '.join(one.switch for one in asked.chosen) or 'nothing'}"]
-    notes += [f"not simulated of it: {', '.join(others)}"] if others else []
-    return {asked.preset: "+".join(simulated) or "observe"}, tuple(notes)
+    but = f"; not simulated of it: {', '.join(others)}" if others else ""
+    on = f"fuse.preset={asked.preset} switches on {', '.join(one.switch for one in asked.chosen) or 'nothing'}"
+    return {asked.preset: "+".join(simulated) or "observe"}, (on + but,)
 
 
 def _drafting(options: SimulationOptions, drafts_of: Path | None) -> SimulationOptions:
     return options if drafts_of is None else dataclasses.replace(options, acceptance=recorded_acceptance(drafts_of))
-
-
-class Given(NamedTuple):
-    """The settings of `--set`: options, floors and keys of the workload, by their names."""
-
-    options: dict[str, Any]
-    floors: dict[str, Any]
-    step: dict[str, Any]
-
-
-def read_options(settings: list[str]) -> SimulationOptions:
-    """Read the options of a replay, which has a step and floors of its own, from KEY=VALUE pairs."""
-    given = read_settings(settings)
-    for prefix, data in ((FLOORS, given.floors), (STEP, given.step)):
-        if data:
-            raise FuseError(f"--set {prefix}{next(iter(data))}: a recorded run has its own; allowed without --from")
-    return read_block(SimulationOptions, given.options, "options")
-
-
-def read_settings(settings: list[str]) -> Given:
-    """Read KEY=VALUE pairs, values as YAML."""
-    data: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise FuseError(f"--set {setting!r}: needs KEY=VALUE")
-        try:
-            data[key] = _number(value)
-        except yaml.YAMLError as error:
-            raise FuseError(f"--set {setting!r}: the value is not YAML") from error
-    for key in data:
-        if key in Workload.__dataclass_fields__ and key not in SimulationOptions.__dataclass_fields__:
-            raise FuseError(f"--set {key}: a key of the step: --set {STEP}{key}=...")
-    floors, step = (
-        {key.removeprefix(prefix): data.pop(key) for key in list(data) if key.startswith(prefix)}
-        for prefix in (FLOORS, STEP)
-    )
-    return Given(data, floors, step)
-
-
-def _number(text: str) -> Any:
-    """Return a value as YAML, and a number as people write it: to YAML 2e-5 is text."""
-    value = yaml.safe_load(text)
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def recorded_acceptance(run_dir: Path) -> float:
-    """Return the chance that a drafted token is accepted once the tokens before it are, in the steps of a run that
-    speculated."""
-    folder, _ = located(run_dir)
-    found = [data for _, data in read_metrics(folder / METRICS_FILE) if data.get(DRAFTED_METRIC)]
-    if not found:
-        raise FuseError(
-            f"{folder / METRICS_FILE}: no step has {DRAFTED_METRIC}; needs a run with fuse.speculation.enabled=true"
-        )
-    drafted, accepted, passes = (
-        sum(value(data) for data in found)
-        for value in (
-            lambda data: data[DRAFTED_METRIC],
-            lambda data: data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC],
-            # The passes of each sample are summed up: each brings one token beside the accepted tokens.
-            lambda data: (
-                data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC] / (data[TOKENS_METRIC] - 1)
-                if data[TOKENS_METRIC] > 1
-                else 0.0
-            ),
-        )
-    )
-    return acceptance_of(1 + accepted / passes, accepted / drafted) if accepted else 0.0
 
 
 def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int) -> None:
@@ -339,11 +246,14 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
             f"{row.cost_ratio.mean:.3f}",
         )
     print_table(table)
+    alike: dict[str, list[str]] = {}
     for row in rows:
         for note in _notes(row):
-            say(f"{row.strategy}: {note}")
-    for call in rows[0].example.plan.calls:
-        say(f"stock places {call.call} as {call.layout} with {call.microbatches} micro-batches")
+            alike.setdefault(note, []).append(row.strategy)
+    for note, names in alike.items():
+        say(f"{', '.join(names)}: {note}")
+    placed = (f"{call.call} {call.layout} ({call.microbatches})" for call in rows[0].example.plan.calls)
+    say(f"stock's layouts (and micro-batches): {', '.join(placed)}")
 
 
 def _named(row: StrategyResult) -> str:
@@ -486,124 +396,7 @@ def write_timelines(
     return [together, *pages]
 
 
-def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
-    """Print the savings table of a recorded run."""
-    config = find_config(located(run)[0])
-    features = features_of_run(config)
-    name, result, options = replayed(located(run)[0], options, features)
-    on = features_on(config, features, result)
-    open_ = open_features(features, refusals_of(config, features), idle_in(config, features), on)
-    advice = advice_of_replay(result, features, excluded(config), open_)
-    if as_json:
-        print_json(
-            {
-                "run": name,
-                "steps": result.steps,
-                "step_seconds": result.seconds,
-                "replay_error": result.replay_error,
-                "savings": [
-                    {"feature": name, **dataclasses.asdict(saving)} for name, saving in all_savings(result).items()
-                ],
-                "advice": dataclasses.asdict(advice),
-            }
-        )
-        return
-    title = f"{escape(name)}: {result.steps} steps, {result.seconds:.2f} s each"
-    rows = (
-        (name, s.seconds if s.known else None, s.seconds / result.seconds, s.device_share, escape(s.note))
-        for name, s in all_savings(result).items()
-    )
-    print_table(features_table(title, "how", rows))
-    say(f"Generation replayed from fitted decode times: median error {result.replay_error:.0%}.")
-    if options.dedicated is None:
-        say(
-            "Replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set "
-            "dedicated=false."
-        )
-    show_advice(advice)
-
-
-def features_of_run(config: DictConfig | None) -> dict[str, Feature]:
-    """Return the features that a run had plugins for; all of them where its configuration was not kept."""
-    disabled = () if config is None else select(config, "fuse.disabled_plugins") or ()
-    return plugins.features(plugins.load(disabled))
-
-
-def all_savings(result: Replay) -> dict[str, Saving]:
-    """Return the saving of observe mode, and of each feature."""
-    return {"observe": result.observed, **result.savings}
-
-
-def replayed(
-    run_dir: Path, options: SimulationOptions, features: Mapping[str, Feature]
-) -> tuple[str, Replay, SimulationOptions]:
-    """Return the name of a recorded run, its steps replayed, and the options that follow from the run's configuration;
-    the first step, which warms up, is left out where there are other steps."""
-    numbers = recorded_steps(run_dir)
-    config = find_config(run_dir)
-    accelerator = options.dedicated is not False if config is None else on_accelerators(getter(config))
-    if options.dedicated is None and not accelerator:
-        # All processes share the cores.
-        options = dataclasses.replace(options, dedicated=False)
-    with ProgressNotes(f"reading {len(numbers)} recorded steps") as report:
-        timelines = list(readable_steps(run_dir, numbers[1:] or numbers))
-        report(f"replaying {len(timelines)} recorded steps")
-        steps = [read_recorded(timeline) for timeline in timelines]
-        savings = {name: feature.saving for name, feature in features.items() if feature.saving}
-        mini_batches = {} if config is None else mini_batches_of(getter(config))
-        found = replay(steps, options, savings, features_on(config, features), accelerator, mini_batches)
-        return timelines[-1].run, found, options
-
-
-def features_on(config: DictConfig | None, features: Mapping[str, Feature], result: Replay | None = None) -> list[str]:
-    """Return the features that the run had on, by its configuration or by its steps."""
-    shown = {name for name, saving in result.savings.items() if saving.on} if result else set[str]()
-    return [
-        name
-        for name, one in features.items()
-        if name in shown or (config is not None and all(_set(config, override) for override in one.overrides))
-    ]
-
-
-def _set(config: DictConfig, override: str) -> bool:
-    key, _, value = override.partition("=")
-    return select(config, key) == yaml.safe_load(value)
-
-
-def mini_batches_of(get: Get) -> dict[str, int]:
-    """Return the mini-batches of a step, by model."""
-    prompts, blocks = get("data.train_batch_size"), {"actor": ACTOR, "critic": CRITIC}
-    sizes = {model: get(f"{block}.ppo_mini_batch_size") for model, block in blocks.items()}
-    return {model: max(1, prompts // size) for model, size in sizes.items() if prompts and size}
-
-
 def _is_as_good(preset: Mapping[str, str], rows: Sequence[StrategyResult], advised: StrategyResult) -> bool:
     """Tell whether the row of the preset is as fast as what is advised."""
     near = (1 + LEAST_GAIN_SHARE) * advised.seconds.mean
     return any(row.strategy in preset and row.seconds.mean <= near for row in rows)
-
-
-def show_advice(advice: Advice, preset: Sequence[str] = ()) -> None:
-    """Print the features to switch on, and the lines that switch them on: those of a `preset` where it does as much."""
-    say(_verdict(advice))
-    if preset:
-        typer.echo(f"Paste: {' '.join(preset)}")
-    elif advice.features:
-        typer.echo("Overrides to paste:\n  " + " \\\n  ".join(advice.overrides))
-
-
-def _verdict(advice: Advice) -> str:
-    return f"Verdict: {advice.sentence}."
-
-
-def features_table(title: str, remark: str, rows: Iterable[tuple[str, float | None, float, float, str]]) -> Table:
-    """Return a table with the columns feature, seconds a step (None: unknown), share of the step, share of device time,
-    and `remark`."""
-    table = Table(
-        "feature", *numbers("s a step", "of the step", "device time"), remark, title=title, title_justify="left"
-    )
-    for feature, seconds, share, device_share, note in rows:
-        device = f"-{device_share:.0%}" if device_share else ""
-        known = ("unknown", "") if seconds is None else (f"{seconds:.2f}", f"{share:.1%}")
-        table.add_row(feature, *known, device, note)
-    return table

@@ -93,7 +93,7 @@ def generate(
     timing = replica_timing(workload, generate_plan, cost, options)
     replicas = plan.replicas or replica_count(generate_plan.layout)
     poll = options.fuse_poll if features else options.stock_poll
-    elastic = "elastic" in features
+    elastic = "scaling" in features
 
     def result(fused: FusionResult, end: float, held: float) -> GenerationResult:
         tail = None if update is None else streamed_tail(fused, lengths.group, update, replicas=replicas)

@@ -19,7 +19,7 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "interstage": frozenset({"interstage"}),
     "pipeline": frozenset({"pipeline"}),
     "realloc": frozenset({"realloc"}),
-    "elastic": frozenset({"elastic"}),
+    "scaling": frozenset({"scaling"}),
     "speculation": frozenset({"speculation"}),
     "zero_gradient": frozenset({"zero_gradient"}),
     "old_log_prob": frozenset({"old_log_prob"}),

@@ -264,6 +264,14 @@ class Replay:
     beside: Callable[[Sequence[str]], Mapping[str, Saving]]
     recorded: Sequence[ReplayedStep] = ()
 
+    @property
+    def described(self) -> str:
+        """Tell which steps these are; a run's first one, which warms up, is hardly ever among them."""
+        numbers = [step.step for step in self.recorded]
+        if len(numbers) < 2:
+            return f"step {numbers[0]}" if numbers else f"{self.steps} steps"
+        return f"mean of {len(numbers)} steps ({min(numbers)} to {max(numbers)})"
+
 
 def replay(
     steps: Sequence[ReplayedStep],

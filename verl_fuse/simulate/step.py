@@ -192,7 +192,7 @@ def _notes(
         share = np.isnan(generation.paused.finish).mean() if generation.paused is not None else 0.0
         kept = f"{len(generation.fused.survivors)} of {generation.replicas} replicas kept"
         notes.append(f"tail of {share:.0%} moved, {kept}" if moved else "R_t = 0: no migration is predicted to gain")
-    if "elastic" in features and "interstage" not in features:
+    if "scaling" in features and "interstage" not in features:
         notes.append(f"{generation.fused.rollout.replicas} of {generation.replicas} replicas used")
     if generation.slices is not None:
         freed = generation.replicas - len(generation.fused.survivors)

@@ -3,6 +3,7 @@
 Invariant (tests/unit/spec/test_composed.py): a key that is not there is read as None, and no key is ever written.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -93,9 +94,12 @@ def no_critic(get: Get) -> str | None:
 def one_replica(get: Get) -> str | None:
     """Return a reason to leave alone what chooses between rollout replicas: there is one."""
     devices = (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
-    for size in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
-        devices //= get(f"{ROLLOUT}.{size}") or 1
-    return "there is one rollout replica" if devices < 2 else None
+    return "there is one rollout replica" if devices // replica_devices(get) < 2 else None
+
+
+def replica_devices(get: Get) -> int:
+    """Return the number of devices of one rollout replica."""
+    return math.prod(get(f"{ROLLOUT}.{kind}_parallel_size") or 1 for kind in ("tensor_model", "data", "pipeline_model"))
 
 
 def has_adapters(get: Get) -> bool:

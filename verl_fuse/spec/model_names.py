@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from pathlib import Path
 
 from verl_fuse.errors import FuseError
@@ -48,6 +49,8 @@ _SIZES: dict[str, tuple] = {
 }
 
 MODEL_NAMES = tuple(_SIZES)
+# Models with these words in their names have layers beside those of the text model of the family and size.
+_OTHER_LAYERS = {"vl", "omni", "audio", "vision"}
 
 
 def model_named(name: str) -> Model:
@@ -65,3 +68,31 @@ def model_from(text: str, base: Path = Path()) -> Model:
     path = base / text
     # Unlike Path.exists, this call answers False for a name too long for a file.
     return Model.read(path) if os.path.exists(path) else model_named(text)
+
+
+def model_of_path(path: object) -> str | None:
+    """Return the folder of a model that is there, or the size name with the most parts that are all in the path's last
+    name, as `Qwen/Qwen2.5-Math-7B` has qwen2.5 and 7b; None where there is neither."""
+    text = str(path or "")
+    if os.path.isfile(os.path.join(text, "config.json")):
+        return str(Path(text).absolute())
+    parts = parts_of_name(text)
+    fitting = [name for name in MODEL_NAMES if parts.issuperset(name.split("-")) and not parts & _OTHER_LAYERS]
+    return max(fitting, key=lambda name: name.count("-"), default=None)
+
+
+def parts_of_name(path: object) -> set[str]:
+    """Return the parts of a path's last name, in lower case."""
+    return set(re.split(r"[-_ ]", Path(str(path or "")).name.lower()))
+
+
+def parameters_of_path(path: object) -> int | None:
+    """Return the parameters of the model that `model_of_path` finds; None where it finds none, or none of a kind that
+    is known here."""
+    name = model_of_path(path)
+    if name is None:
+        return None
+    try:
+        return (model_named(name) if name in _SIZES else Model.read(Path(name))).parameters
+    except FuseError:
+        return None

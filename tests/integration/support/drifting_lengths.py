@@ -9,5 +9,5 @@ AGENTS = "- {name: drifting, _target_: drifting_agent.DriftingAgentLoop}\n"
 def tokens(step: int, prompt: int, sample: int) -> int:
     """Of one response; `prompt` is its number in the data set."""
     if step < DRIFTED:
-        return 40 + sample + 3 * prompt
+        return 140 + sample + 3 * prompt
     return 200 + sample if prompt == 0 else 3 + sample % 2

@@ -33,6 +33,7 @@ ON = [
     "update.share_prompts",
     "update.response_logits",
 ]
+BY_SAMPLES = (f"{ACTOR}.ppo_micro_batch_size_per_gpu=2", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=2")
 ONE_BATCH = (f"{ACTOR}.ppo_mini_batch_size=256",)
 ONE_REPLICA = ("trainer.n_gpus_per_node=2",)
 KL = f"{ACTOR}.use_kl_loss=true"
@@ -85,13 +86,14 @@ def test_what_is_on_what_not_why_and_what_unlocks_it(found):
     assert report["paste"] == PASTE
     assert report["problems"] == report["unknown"] == []
     assert set(report["off"]) == TRIED - set(report["on"])
+    assert report["takes"].keys() == {"interstage.enabled"}
     (one,) = report["off"]["update.skip_old_log_prob"]
     assert one == (
         "with fuse.interstage old log-probs are computed while other samples generate; the update can replace that "
         "pass only with one mini-batch a step"
     )
     assert report["unlock"] == {}
-    assert set(report) == {"on", "off", "unlock", "paste", "problems", "unknown"}
+    assert set(report) == {"on", "off", "unlock", "paste", "takes", "problems", "unknown"}
 
 
 @pytest.mark.parametrize("switch", ["update.skip_old_log_prob", "update.skip_zero_gradient"])
@@ -191,17 +193,18 @@ def test_keys_of_fuse_that_the_run_has_win_and_are_not_pasted_again(found):
 
 
 def test_the_text_names_all_of_it_and_marks_another_training(said):
-    code, out, _ = said("--", *COMMON, KL, "trainer.no_such=1", "actor_rollout_ref.model.use_liger=true")
+    code, out, _ = said("--", *COMMON, KL, "trainer.test_frec=1", "actor_rollout_ref.model.use_liger=true")
     out = " ".join(out.split())
     assert code == 0
     assert f"fuse.preset=fast switches on: {', '.join([*ON[:2], 'update.balance'])} with fuse.interstage." in out
     assert "with fuse.interstage.layout=slices fuse.interstage.migration_threshold=auto interstage.enabled takes" in out
-    assert re.search(r"takes host memory for each rollout replica: [^:]+ without", out)
+    assert "takes host memory: on each node 4 replicas keep copies of actor and reference, 4 bytes a" in out
+    assert "without pipeline.enabled, update.skip_values: there is no critic without speculation" in out
     assert f"with {ACTOR}.use_kl_loss=false it is on (other training: {ACTOR}.use_kl_loss)" in out
     assert "with actor_rollout_ref.model.use_liger=false it is on Not in verl" in out, (
         "other kernels are no other training"
     )
-    assert "YAML: trainer.no_such" in out
+    assert "YAML: trainer.test_frec (did you mean 'test_freq'?)" in out
     assert out.endswith(
         f"Paste: {' '.join(PASTE)} For verl-fuse compare, both runs also need: trainer.logger=[console,wandb,file] "
         "and in the environment: VERL_FILE_LOGGER_PATH=RUN_DIR/metrics.jsonl "
@@ -217,6 +220,56 @@ def test_the_preset_that_the_run_chooses_is_answered_and_a_wrong_one_named(said,
     report = found("--", *COMMON, "fuse.preset=fst")
     assert report["problems"] == ["fuse.preset='fst': allowed: observe, safe, fast"]
     assert (report["on"], report["paste"]) == (ON, [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (
+            "algorithm.adv_estimator=grop",
+            r"algorithm\.adv_estimator='grop': not registered in verl \(did you mean 'grpo'",
+        ),
+        (
+            f"{ROLLOUT}.name=vllmm",
+            r"actor_rollout_ref\.rollout\.name='vllmm': not registered in verl \(did you mean 'vllm'",
+        ),
+        ("data.train_batch_size=32", r"ppo_mini_batch_size=64: needs at most data\.train_batch_size=32"),
+    ],
+)
+def test_what_a_start_refuses_is_not_pasted(changed: str, problem: str, found, tmp_path: Path):
+    # verl fills up what is cut by tokens.
+    asked = [*(one for one in COMMON if "use_dynamic_bsz" not in one), *BY_SAMPLES]
+    report = found("--", *asked, changed)
+    assert [one for one in report["problems"] if re.search(problem, one)]
+    assert report["paste"] == []
+    assert found("--", *asked)["problems"] == []
+    file = tmp_path / "run.sh"
+    key = changed.partition("=")[0]
+    others = [one for one in asked if not one.startswith(f"{key}=")]
+    file.write_text(f"{RUN} {' '.join(others)} {key}=$OPEN")
+    assert not [one for one in found("--script", file)["problems"] if re.search(problem, one)], "the value is not told"
+    file.write_text(f"python3 -m mine.main_ppo {' '.join(others)} {changed}")
+    assert not [one for one in found("--script", file)["problems"] if re.search(problem, one)], (
+        "a main program of one's own"
+    )
+
+
+def test_a_plan_is_left_out_of_the_answer_and_of_what_is_pasted(found, said):
+    planned = (*COMMON, "+fuse=default", "fuse.plan=plan.json")
+    report = found("--", *planned)
+    assert (report["on"], report["problems"]) == (ON, [])
+    assert report["paste"] == [*PASTE[1:], "fuse.plan=null"]
+    note = "fuse.plan=plan.json: a plan says itself what is switched on; this is fast's answer"
+    assert note in said("--", *planned)[2]
+
+
+def test_the_switch_of_the_environment_is_told(said, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VERL_FUSE", "off")
+    code, out, err = said("--", *COMMON)
+    assert (code, "VERL_FUSE=off is set here: a run started with it is stock verl's" in err) == (0, True)
+    assert "Paste: " in out
+    monkeypatch.delenv("VERL_FUSE")
+    assert "VERL_FUSE" not in said("--", *COMMON)[2]
 
 
 def test_a_key_below_fuse_that_is_not_there_refuses_the_run_and_is_named_with_the_nearest(said):

@@ -95,8 +95,8 @@ def test_the_measured_cost_of_drafts_is_told_of_runs_on_accelerators(
 def test_a_feature_that_is_on_is_not_advised(run_dir: Path, capsys: pytest.CaptureFixture[str]):
     keep(run_dir, "ppo-cpu", "fuse.elastic.enabled=true", "fuse.elastic.scale=true", "fuse.elastic.release=true")
     found = json.loads(ask(capsys, run_dir, "--json"))
-    assert found["on"] == ["routing", "elastic"]
-    assert "elastic" not in found["features"]
+    assert found["on"] == ["routing", "scaling"]
+    assert "scaling" not in found["features"]
     on = ("enabled=true", "layout=slices", "migration_threshold=auto")
     keep(run_dir, "ppo-gsm8k-8gpu", *(f"fuse.interstage.{override}" for override in on))
     found = json.loads(ask(capsys, run_dir, "--set", "dedicated=true", "--json"))
@@ -177,7 +177,7 @@ def test_features_of_plugins_that_the_run_disabled_are_not_advised(run_dir: Path
     keep(run_dir, "ppo-gsm8k-8gpu", "fuse.disabled_plugins=[update]")
     found = json.loads(ask(capsys, run_dir, "--json"))
     assert "old_log_prob" not in found["refused"]
-    assert {"interstage", "elastic"} <= found["refused"].keys()
+    assert {"interstage", "scaling"} <= found["refused"].keys()
 
 
 def test_without_a_configuration_what_was_not_checked_is_said(run_dir: Path, capsys: pytest.CaptureFixture[str]):

@@ -19,7 +19,7 @@ def test_all_strategies_see_the_same_lengths():
 
 
 def test_intervals_hold_the_mean():
-    for row in compare(ppo(), h100(), ["interstage+pipeline+elastic"], seeds=4, options=NO_POLL):
+    for row in compare(ppo(), h100(), ["interstage+pipeline+scaling"], seeds=4, options=NO_POLL):
         for value in (row.seconds, row.speedup, row.cost, row.cost_ratio):
             assert value.low <= value.mean <= value.high
 

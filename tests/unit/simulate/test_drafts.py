@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_fuse.cli.simulate import recorded_acceptance
+from verl_fuse.cli.replay import recorded_acceptance
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.drafts import MOST_DRAFTED, acceptance_of, tokens_per_pass, with_drafts
 from verl_fuse_speculation.engine import AUTO_TOKENS

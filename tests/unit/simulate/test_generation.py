@@ -25,7 +25,7 @@ def test_without_features_nothing_is_inferred():
 
 
 def test_freed_replicas_infer_and_then_go_back():
-    kept, given_back = run(ppo(), "interstage"), run(ppo(), "interstage", "elastic")
+    kept, given_back = run(ppo(), "interstage"), run(ppo(), "interstage", "scaling")
     assert kept.inference_end is not None
     assert kept.inference_end >= kept.end
     assert kept.held == pytest.approx(kept.replicas * kept.inference_end)
@@ -38,5 +38,5 @@ def test_without_calls_to_take_over_there_is_no_inference():
 
 
 def test_elastic_holds_less():
-    result = run(grpo(), "elastic")
+    result = run(grpo(), "scaling")
     assert result.held < result.replicas * result.end

@@ -65,14 +65,14 @@ def test_what_every_feature_would_have_saved():
     savings = found.savings
     assert savings.keys() == {
         "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "values", "share_prompts",
-        "stream", "elastic",
+        "stream", "scaling",
     }  # fmt: skip
     assert 0.5 < savings["interstage"].seconds < 3.0
     assert savings["pipeline"].seconds == 0
     assert "at most 3.00 s" in savings["pipeline"].note
-    assert savings["elastic"].device_share > 0
+    assert savings["scaling"].device_share > 0
     assert savings["interstage"].replayed
-    assert savings["elastic"].replayed
+    assert savings["scaling"].replayed
 
 
 def test_what_drafts_would_have_saved():
@@ -195,7 +195,7 @@ def test_shared_devices_save_nothing_by_overlap_or_by_fewer_replicas():
         0.0,
         "R_t = 0: devices are shared and saturated",
     )
-    assert (savings["elastic"].seconds, savings["elastic"].device_share) == (0.0, 0.0)
+    assert (savings["scaling"].seconds, savings["scaling"].device_share) == (0.0, 0.0)
 
 
 def test_savings_are_never_negative():

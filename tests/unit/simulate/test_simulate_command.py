@@ -63,7 +63,7 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
         "streaming",
         "interstage",
         "pipeline",
-        "elastic",
+        "scaling",
         "values",
         "response_logits",
         "placement",
@@ -72,7 +72,7 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
     assert "without zero_gradient: a critic's advantages are hardly ever 0" in out
     assert "without old_log_prob: algorithm.use_kl_in_reward=true: " in out
     (strategy,) = re.findall(r"^advised: is (\S+)$", out, flags=re.MULTILINE)
-    assert "stock places actor_train as" in out
+    assert "actor_train dp8" in out
     text = " ".join(out.split())
     assert re.search(r"tensor parallelism of the rollout: (tp\d [\d.]+ s, )+tp\d [\d.]+ s; stock above has the", text)
     assert f"\nVerdict: switch on {strategy.split('+')[0]} (" in out
@@ -201,7 +201,7 @@ def test_a_recorded_run_as_json_without_its_damaged_step(
     data = json.loads(capsys.readouterr().out)
     assert set(data) == documented_keys["simulate --from"]
     assert data["steps"] == 1
-    assert {saving["feature"] for saving in data["savings"]} >= {"interstage", "elastic"}
+    assert {saving["feature"] for saving in data["savings"]} >= {"interstage", "scaling"}
 
 
 def test_the_table_fits_a_page(workload: str, capsys: pytest.CaptureFixture[str]):

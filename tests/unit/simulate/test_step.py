@@ -188,7 +188,7 @@ def test_the_driver_sees_the_end_of_generation_when_it_looks():
 
 
 def test_elastic_actors_cost_less():
-    stock, elastic = run(grpo(), "stock"), run(grpo(), "elastic")
+    stock, elastic = run(grpo(), "stock"), run(grpo(), "scaling")
     assert elastic.device_seconds < stock.device_seconds
 
 
@@ -221,15 +221,15 @@ def test_finished_samples_stream_to_other_devices():
 def test_seeds_differ_and_repeat():
     assert run(ppo(), "stock", seed=1).seconds != run(ppo(), "stock", seed=2).seconds
     assert (
-        run(ppo(), "interstage+pipeline+elastic", seed=1).seconds
-        == run(ppo(), "interstage+pipeline+elastic", seed=1).seconds
+        run(ppo(), "interstage+pipeline+scaling", seed=1).seconds
+        == run(ppo(), "interstage+pipeline+scaling", seed=1).seconds
     )
 
 
 def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
-        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, "
+        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, scaling, "
         r"speculation, zero_gradient, old_log_prob, values, share_prompts, response_logits, copies, stream, "
         r"placement, or several",
     ):

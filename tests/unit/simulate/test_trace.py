@@ -17,7 +17,7 @@ def steps() -> dict:
     plan = stock_plan(workload, cost, NO_POLL)
     return {
         name: simulate_step(workload, plan, cost, name, np.random.default_rng(0), NO_POLL)
-        for name in ("stock", "interstage", "interstage+pipeline+elastic")
+        for name in ("stock", "interstage", "interstage+pipeline+scaling")
     }
 
 

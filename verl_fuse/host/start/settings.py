@@ -140,6 +140,11 @@ def barring(config: DictConfig) -> list[object]:
     return _found(config, out_of_reach, type_refusals)
 
 
+def main_refusals(config: DictConfig) -> list[object]:
+    """Return what verl's own main program demands of batches and of registered names, and this run has not."""
+    return _found(config, *_CHECKS_OF_MAIN)
+
+
 def foreseen(config: DictConfig, preset: PresetName) -> tuple[Choice, ...]:
     """Return the choices of `preset` in a configuration that may be refused as a whole. What keeps verl-fuse from such
     a run, or from judging it, is the reason against every feature."""

@@ -1,5 +1,6 @@
 """Declares contracts on the places where verl finds us, and on what verl does with configuration, data and checkpoint
-minutes after the start, which is checked before (value_types.py, mini_batches.py, data_rows.py, resumption.py)."""
+minutes after the start, which is checked before (value_types.py, mini_batches.py, data_rows.py, resumption.py,
+registered.py)."""
 
 from verl_fuse.host.upstream import targets as t
 from verl_fuse.spec.contract import Contract, Decorator, Registration, Uses, config, names
@@ -36,6 +37,10 @@ CONTRACTS: tuple[Contract, ...] = (
             "verl.utils.skip.rollout_skip:RolloutTqSkip.__init__: global_config.trainer.v1.trainer_mode",
         ),
     ),
+    # The names that verl looks up when workers are up, and after the first rollout.
+    *names("verl.workers.rollout.replica:RolloutReplicaRegistry.register :RolloutReplicaRegistry.get"),
+    *names("verl.workers.rollout.replica:get_rollout_replica_class"),
+    *names("verl.trainer.ppo.core_algos:register_adv_est :get_adv_estimator_fn"),
     # Batches and steps of an epoch, by the rows of the data; the checkpoint that a run goes on from; the ranks that
     # divide a mini-batch; the device, by which presets leave out what was measured to be slower on accelerators.
     *names(f"{t.SYNC_TRAINER}._init_dataloader verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize"),
