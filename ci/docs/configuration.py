@@ -29,7 +29,7 @@ _NOT_WITH, _MANY = "Not with ", 6
 # The README's table of features: its head, and the row of what is no feature.
 FITS = """| feature | algorithm | training | rollout | tried on |
 |---|---|---|---|---|
-| timeline | any | FSDP2, Megatron | vLLM | every recipe that runs on CPUs |
+| timeline | any | FSDP, FSDP2, Megatron | vLLM | every recipe that runs on CPUs |
 """
 HEAD = """# Configuration
 

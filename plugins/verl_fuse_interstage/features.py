@@ -44,8 +44,8 @@ def _copies(get: Get) -> str:
     devices = get("trainer.n_gpus_per_node") or 1
     count = max(1, devices // replica_devices(get))
     twice = get(f"{ACTOR}.strategy") == "fsdp"
-    sizes = [parameters_of_path(get(key)) for key in models.values()]
-    least = f": at least {sum(map(int, sizes)) * count * (4 if twice else 2) / 1e9:.0f} GB" if all(sizes) else ""
+    sizes = [parameters_of_path(get(key)) or 0 for key in models.values()]
+    least = f": at least {sum(sizes) * count * (4 if twice else 2) / 1e9:.0f} GB" if all(sizes) else ""
     each = "4 bytes a parameter (2 with strategy=fsdp2)" if twice else "2 bytes a parameter"
     keep = f"{count} replicas keep copies" if count > 1 else "a replica keeps a copy"
     held = " and ".join(models)

@@ -107,7 +107,10 @@ def command(
     for note in notes:
         for line in f"Note: {note}".splitlines():
             say(line)
-    show_advice(advice)
+    if result.replay_error > TRUSTED and advice.features:
+        say(f"Verdict: not sure, the replay is that far off: measure with `verl-fuse ab`. It says: {advice.sentence}.")
+    else:
+        show_advice(advice)
 
 
 def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, advice: Advice) -> list[str]:

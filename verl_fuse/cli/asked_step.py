@@ -20,7 +20,7 @@ from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.settings import barring, foreseen
 from verl_fuse.plan.overrides import KL_KEYS, REWARD_BLOCK, workload_overrides
-from verl_fuse.spec.block import quoted
+from verl_fuse.spec.block import nearest, quoted
 from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.composed import (
     ACTOR,
@@ -74,6 +74,9 @@ class AskedStep:
     notes: tuple[str, ...] = ()
     # The arguments that switch the preset on.
     paste: tuple[str, ...] = ()
+    # What keeps the run from starting, and what of it the simulated step has not.
+    problems: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()
 
 
 def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, Any]) -> AskedStep:
@@ -93,9 +96,9 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
     require_version()
     cluster, run = read_cluster(words[0]), read_run(words[1:], script)
     if other := [key for key in given if key not in NOT_TOLD]:
-        raise FuseError(
-            f"--set {STEP}{other[0]}: of a launched run allowed: {', '.join(NOT_TOLD)}; change its arguments"
-        )
+        near = nearest(other[0], NOT_TOLD)
+        allowed = f"of a launched run allowed: {', '.join(NOT_TOLD)}; any other is changed in its arguments"
+        raise FuseError(f"--set {STEP}{other[0]}{near}: {allowed}")
     if wrong := wrong_preset(run.config):
         raise FuseError(*(f"{override}: {why}" for override, why in wrong.items()))
     preset = with_preset(run)
@@ -104,8 +107,6 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
         raise FuseError(f"{MODE}={quoted(mode)}: a step of it is not simulated; needs sync, or {TRAINER_MODE}")
     if barred := barring(run.config):
         raise FuseError(f"nothing of verl-fuse fits this run: {listed(barred)}")
-    problems = refusals(run)
-    more = f" (and {len(problems) - 1} more: verl-fuse check)" if len(problems) > 1 else ""
     step = launched_step(run.config, given)
     return AskedStep(
         Workload.from_dict(step.workload),
@@ -120,15 +121,16 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
             *(f"{override}: left out: {why}" for override, why in run.faulty.items()),
             *([f"left out, not in verl's YAML: {', '.join(run.unknown)}"] if run.unknown else []),
             *(f"the script does not tell {name}: {', '.join(keys)}" for name, keys in (run.unset or {}).items()),
-            *(f"the run cannot start: {problem}{more}" for problem in problems[:1]),
-            *_not_modelled(getter(run.config), step.options),
         ),
         tuple(to_paste(run, preset, words[1:] if script is not None else ())),
+        tuple(refusals(run)),
+        tuple(_not_modelled(getter(run.config), step.options)),
     )
 
 
 def _not_modelled(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield what of a run its simulated step has not."""
+    yield "micro-batches are the fastest that fit, not the run's"
     if has_adapters(get):
         yield "adapters (LoRA) are simulated as the training of all weights"
     if (strategy := get(f"{ACTOR}.strategy")) not in ("fsdp", "fsdp2", "megatron"):

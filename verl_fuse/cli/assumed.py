@@ -57,6 +57,8 @@ def read_settings(settings: list[str]) -> Given:
         {key.removeprefix(prefix): data.pop(key) for key in list(data) if key.startswith(prefix)}
         for prefix in (FLOORS, STEP)
     )
+    # Its parser names the forms.
+    step |= {key: str(step[key]) for key in ("prompt", "response") if isinstance(step.get(key), int | float)}
     return Given(data, floors, step)
 
 

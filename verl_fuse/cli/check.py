@@ -34,7 +34,7 @@ MODE, PLAN_KEY = "trainer.v1.trainer_mode", "fuse.plan"
 # Modes in which the run is synchronous; verl's others train on samples of older weights.
 _SYNCHRONOUS = (None, "sync", TRAINER_MODE)
 # Ends of keys that tell the sizes of batches and how they are spread.
-_OF_BATCHES = ("_size", "_per_gpu", "_per_node", ".nnodes", ".n", "use_dynamic_bsz", "rollout.name", "adv_estimator")
+_OF_BATCHES = ("_size", "_per_gpu", "_per_node", ".nnodes", ".n", "use_dynamic_bsz")
 # Ends of keys of where, by which engine and by which kernels something is computed: other values train the same, up to
 # rounding. Any other key is part of what is trained.
 _SAME_TRAINING = (
@@ -65,7 +65,8 @@ def check(
 
     Arguments with fuse.preset=safe are answered for safe.
     It needs verl's files, and neither Ray, nor a GPU, nor the run's model and data. Keys that this verl does not have
-    are named and left out. The exit code is 0 also where nothing can be switched on.
+    are named and left out. The exit code is 0 also where nothing can be switched on, or the run is refused (problems
+    of --json).
     """
     if script is None and not arguments:
         raise FuseError("check needs arguments of verl.trainer.main_ppo behind --, or --script FILE")
@@ -148,9 +149,14 @@ def _report(run: Run, preset: PresetName, choices: Sequence[Choice], beside: Seq
 def refusals(run: Run) -> list[str]:
     """Return what keeps the run from starting, as far as its script tells the values; its data and its checkpoint are
     not looked at."""
-    of_batches = any(key.endswith(_OF_BATCHES) for keys in (run.unset or {}).values() for key in keys)
-    found = [] if run.own_program or of_batches else main_refusals(run.config)
-    return [*refused(run.config, ()), *map(str, found)]
+    untold = {key for keys in (run.unset or {}).values() for key in keys}
+    untold_sizes = any(key.endswith(_OF_BATCHES) for key in untold)
+    found = [
+        str(one)
+        for one in ([] if run.own_program else main_refusals(run.config))
+        if one.key not in untold and not (untold_sizes and one.key.endswith(_OF_BATCHES))
+    ]
+    return [*refused(run.config, ()), *found]
 
 
 def to_paste(run: Run, preset: PresetName, beside: Sequence[str]) -> list[str]:
@@ -182,6 +188,12 @@ def _show(
         say("The run is refused:")
         for problem in report["problems"]:
             say(f"  - {problem}")
+    for name, keys in unset.items():
+        say(f"The script does not tell {name}: {', '.join(keys)}")
+    if report["unknown"]:
+        unknown = ", ".join(near_key(config, key) for key in report["unknown"])
+        without_plus = "verl refuses them as arguments without a +"
+        say(f"Not in verl {installed('verl')}'s YAML, and left out here ({without_plus}): {unknown}")
     say(f"{PRESET_KEY}={preset} switches on: {', '.join(report['on']) or 'nothing'}")
     keys = {key: value for choice in chosen for key, value in choice.keys.items() if value is not True}
     if keys:
@@ -201,14 +213,10 @@ def _show(
             others = [key_of(override) for override in overrides if _trains_otherwise(key_of(override))]
             marked = f" (other training: {', '.join(others)})" if others else ""
             say(f"  with {' '.join(overrides)} it is on{marked}")
-    if report["unknown"]:
-        say(f"Not in verl {installed('verl')}'s YAML: {', '.join(near_key(config, key) for key in report['unknown'])}")
-    for name, keys in unset.items():
-        say(f"The script does not tell {name}: {', '.join(keys)}")
     if report["paste"]:
         typer.echo(f"Paste: {' '.join(report['paste'])}")
         typer.echo(f"For verl-fuse compare, both runs also need: {logger}")
-        typer.echo(f"  and in the environment: {METRICS_PATH_VARIABLE}=RUN_DIR/{METRICS_FILE}")
+        typer.echo(f"  and in the environment: {METRICS_PATH_VARIABLE}=RUN_DIR/{METRICS_FILE}, after mkdir -p RUN_DIR")
         typer.echo(f"To predict the gain: {predict}")
 
 

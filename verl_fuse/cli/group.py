@@ -21,6 +21,7 @@ HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 # Click lays out a group without markup, and fills up each paragraph that does not begin with this mark.
 EXAMPLES = "\b\n" + examples(
     "verl-fuse doctor                           is this installation sound?",
+    "verl-fuse check --script run.sh            what does it do for my run?",
     "verl-fuse example workload > step.yaml     a file to start from",
     "verl-fuse simulate step.yaml h100x4        what would each feature gain?",
     "verl-fuse run ppo-cpu                      train a small model on a CPU",

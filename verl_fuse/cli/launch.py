@@ -100,7 +100,9 @@ def _composed(launch: Launch, script: Path | None) -> Run:
     for word in words:
         key = shown(key_of(word)) if "=" in word else ""
         for name in untold(word):
-            unset.setdefault(name, []).append(key or shown(word))
+            place = key or shown(word)
+            places = unset.setdefault(name, [])
+            places += [place] if place not in places else []
         if untold(word) and key:
             _take(run, key, word)
     return run if script is None else replace(run, unset=unset)

@@ -4,6 +4,7 @@ the script is run.
 Invariants (tests/unit/cli/test_shell.py):
 - variables, arrays, arithmetic, functions, quotes, subshells and conditions on known values are read as bash reads
 them;
+- of an array that such a condition or rounds of a loop make longer, the elements before it are known;
 - a value that the text does not tell (a variable without a value, another program's output, a variable that depends on
 such a condition, or that `read`, `let`, `((...))`, `printf -v` or rounds of a loop change) is marked in the words by
 its name;
@@ -19,7 +20,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from verl_fuse.cli.shell_syntax import (
     Body,
@@ -132,6 +133,18 @@ def _mark(name: str) -> str:
 _Variables = dict[str, str | list[str]]
 
 
+def _certain(name: str, values: Sequence[str | list[str]]) -> str | list[str]:
+    """Return what a variable has with each of these values: of arrays the elements at the beginning that all have, and
+    the name as one that may stand for more; of other values that differ, the name."""
+    if all(value == values[0] for value in values):
+        return values[0]
+    arrays = [value for value in values if isinstance(value, list)]
+    if len(arrays) < len(values):
+        return _mark(f"${name}")
+    same = takewhile(lambda words: len({*words}) == 1, zip(*arrays, strict=False))
+    return [*(words[0] for words in same), _mark(f"${name}")]
+
+
 @dataclass
 class _Reader:
     name: str
@@ -175,7 +188,13 @@ class _Reader:
         if holds is node.negated:
             return
         self._apart([(None, body), (None, ())])
-        self._forget([name for name, value in self._variables.items() if before.get(name) != value])
+        self._doubt(before)
+
+    def _doubt(self, before: _Variables) -> None:
+        """Keep of the variables that were changed since `before` what both have."""
+        for name, value in self._variables.items():
+            if before.get(name) != value:
+                self._variables[name] = _certain(name, [before.get(name, ""), value])
 
     def _forget(self, names: Iterable[str]) -> None:
         self._variables |= {name: _mark(f"${name}") for name in names}
@@ -202,8 +221,7 @@ class _Reader:
             if holds:
                 break
         names = dict.fromkeys(name for end in ends for name in end)
-        same = {name for name in names if all(end.get(name) == ends[0].get(name) for end in ends)}
-        self._variables = {name: ends[0][name] if name in same else _mark(f"${name}") for name in names}
+        self._variables = {name: _certain(name, [end.get(name, "") for end in ends]) for name in names}
 
     def _holds(self, condition: Body | Match) -> bool | None:
         if isinstance(condition, Match):
@@ -253,7 +271,7 @@ class _Reader:
         self.run(node.body)
         if len(values) != 1:
             # One round tells which variables the rounds change, and not to what.
-            self._forget([name for name, value in self._variables.items() if before.get(name) != value])
+            self._doubt(before)
 
     def _command(self, node: Command) -> None:
         words, before = list(node.words), dict(self._variables)

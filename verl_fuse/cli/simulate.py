@@ -171,6 +171,7 @@ def simulate(
     if as_json:
         data = as_data(rows, workload, machines, seeds, pages) | {"rollout_tp": _widths_data(widths)}
         data |= {"without": {name: listed(why) for name, why in against.items()}, "assumed": asked.assumed}
+        data |= {"problems": asked.problems, "not_modelled": asked.not_modelled}
         print_json(data | (_advised_data(*advised) if advised else {}))
     else:
         show(shown, workload, machines, seeds)
@@ -180,15 +181,27 @@ def simulate(
         if asked.assumed:
             values = ", ".join(f"{STEP}{key}={value}" for key, value in asked.assumed.items())
             say(f"assumed, as the launch does not tell it: {values}; --set {STEP}KEY=VALUE takes yours")
+        for about in asked.not_modelled:
+            say(f"not simulated: {about}")
+        alike: dict[str, list[str]] = {}
         for name in sorted(against):
             first, *more = against[name]
-            say(f"without {name}: {first}{f' (and {len(more)} more reasons)' if more else ''}")
+            alike.setdefault(f"{first}{f' (other reasons: {len(more)})' if more else ''}", []).append(name)
+        for why, names in alike.items():
+            say(f"without {', '.join(names)}: {why}")
+        for problem in asked.problems:
+            say(f"The run cannot start: {problem}")
         if pages:
             typer.echo(f"Page: {pages[0]}")
         for name in authors:
             say(_policy_text(name, rows))
-        if advised:
-            show_advice(advised[0], asked.paste if _is_as_good(preset, rows, advised[1]) else ())
+        if advised and asked.problems:
+            say(verdict_of(advised[0]))
+        elif advised:
+            as_good = _is_as_good(preset, rows, advised[1])
+            for row in (row for row in rows if row.strategy in preset and not as_good):
+                say(f"fuse.preset={row.strategy} alone is {row.speedup.mean:.2f} times as fast as stock.")
+            show_advice(advised[0], asked.paste if as_good else ())
     if advised is None:
         raise typer.Exit(interrupt.CODE)
 

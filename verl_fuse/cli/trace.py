@@ -119,7 +119,7 @@ def _tracks(table: IdleTable, title: str, steps: int) -> Table:
             escape(row.track),
             f"{row.busy / steps:.2f}",
             f"{row.idle_fraction:.1%}",
-            f"{row.spans / steps:g}",
+            f"{row.spans / steps:.3g}",
             f"{row.concurrency:.1f}",
         )
     return shown

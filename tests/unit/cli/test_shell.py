@@ -119,6 +119,24 @@ def test_both_arms_of_an_unknown_condition_that_agree_tell_the_value():
     assert [shown(word) for word in arguments(text)] == ["a.x=1", "a.y=$B"]
 
 
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ('if [ "$H" = a ]; then X+=(a.z=3); fi', ["a.x=1", "a.y=2", "$X", "a.u=5"]),
+        ("if [ -f x ]; then X+=(a.z=3); else X+=(a.z=4 a.w=5); fi", ["a.x=1", "a.y=2", "$X", "a.u=5"]),
+        ("if [ -f x ]; then X=(a.x=1); fi", ["a.x=1", "$X", "a.u=5"]),
+        ("if [ -f x ]; then X[0]=a.x=9; fi", ["$X", "a.u=5"]),
+        ("if [ -f x ]; then X=; fi", ["$X", "a.u=5"]),
+        ("for N in 1 2; do X+=(a.$N=1); done", ["a.x=1", "a.y=2", "$X", "a.u=5"]),
+        ("while [ -f x ]; do X+=(a.z=3); done", ["a.x=1", "a.y=2", "$X", "a.u=5"]),
+        ('if [ "$H" = a ]; then Y=1; fi', ["a.x=1", "a.y=2", "a.u=5"]),
+    ],
+)
+def test_of_an_array_that_may_be_longer_the_elements_before_are_known(change: str, read: list[str]):
+    text = f'X=(a.x=1 a.y=2)\n{change}\nX+=(a.u=5)\n{RUN} "${{X[@]}}"'
+    assert [shown(word) for word in arguments(text)] == read
+
+
 def test_the_environment_counts_and_the_file_goes_before_it():
     text = f"N=${{N:-2}}\nM=3\n{RUN} a.x=$N a.y=$M a.z=$K"
     assert arguments(text, N="8", M="9", K="10") == ["a.x=8", "a.y=3", "a.z=10"]

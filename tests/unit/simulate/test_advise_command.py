@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from synthetic_run import write_run
 
+from verl_fuse.cli import advise
 from verl_fuse.cli.composition import compose
 from verl_fuse.cli.main import main
 from verl_fuse.cli.recipes import find_recipe
@@ -35,7 +36,9 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 
     return captured.out if code == 0 else captured.err
 
 
-def test_the_gain_of_each_feature_and_the_lines_to_paste(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_gain_of_each_feature_and_the_lines_to_paste(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     keep(run_dir, "ppo-gsm8k-8gpu", "fuse.interstage.enabled=false")
     shown = ask(capsys, run_dir, "--set", "dedicated=true")
     states = {
@@ -49,6 +52,10 @@ def test_the_gain_of_each_feature_and_the_lines_to_paste(run_dir: Path, capsys: 
         "  fuse.interstage.layout=slices \\",
         "  fuse.interstage.migration_threshold=auto",
     ]
+    monkeypatch.setattr(advise, "TRUSTED", -1.0)
+    unsure = " ".join(ask(capsys, run_dir, "--set", "dedicated=true").split())
+    assert "Verdict: not sure, the replay is that far off: measure with `verl-fuse ab`. It says: switch on" in unsure
+    assert "paste" not in unsure
     lines = shown.splitlines()
     said = lines[lines.index("pipeline: refused: 4 problems:") :][1:]
     strategies = [line for line in said if line.startswith("  - ") and ".strategy='fsdp2'" in line]

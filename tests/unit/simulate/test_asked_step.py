@@ -97,8 +97,8 @@ def test_mini_batches_are_equal_ones(size: int, minibatches: int):
     ],
 )
 def test_what_is_left_out_of_a_launch_is_told(argument: str, told: str):
-    notes = asked_step(["h100", *COMMON, argument], None, {}).notes
-    assert re.search(told, "\n".join(notes))
+    step = asked_step(["h100", *COMMON, argument], None, {})
+    assert re.search(told, "\n".join([*step.notes, *step.not_modelled]))
     assert asked_step(["h100", *COMMON], None, {}).notes == ()
 
 
@@ -120,6 +120,10 @@ def test_keys_of_the_command_take_the_place_of_the_runs():
     assert (step.workload.actor.name, step.workload.reference) == ("qwen3-8b", step.workload.actor)
     assert (step.workload.response.maximum, step.workload.zero_gradient) == (100, 0.25)
     assert step.assumed.keys() == {"prompt"}
+    with pytest.raises(
+        FuseError, match=r"--set step\.respons \(did you mean 'response'\?\): of a launched run allowed"
+    ):
+        asked_step(["h100", *COMMON], None, {"respons": 900})
 
 
 @pytest.mark.parametrize(
@@ -200,6 +204,24 @@ def test_the_preset_is_pasted_where_it_does_as_much_as_single_features(capsys: p
     assert "To predict the gain: verl-fuse simulate h100 -- ARGUMENTS" in shown
     assert run("simulate", "h100", "--seeds", "1", "--", *COMMON) == 0
     assert capsys.readouterr().out.splitlines()[-1] == paste
+
+
+def test_a_run_that_cannot_start_is_simulated_and_nothing_is_pasted(capsys: pytest.CaptureFixture[str]):
+    asked = ("simulate", "h100", "--seeds", "1", "--strategy", "fast")
+    refused = (*COMMON, f"{ROLLOUT}.tensor_model_parallel_size=3")
+    problem = "actor_rollout_ref.rollout.tensor_model_parallel_size=3: a replica has 3 devices: needs a divisor of the"
+    assert run(*asked, "--", *refused) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"The run cannot start: {problem} run's 16" in text
+    assert "not simulated: micro-batches are the fastest that fit, not the run's" in text
+    assert "paste" not in text.lower()
+    assert run(*asked, "--json", "--", *refused) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one.startswith(problem) for one in found["problems"]] == [True]
+    assert run(*asked, "--json", "--", *COMMON, "actor_rollout_ref.model.lora_rank=8") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == []
+    assert "adapters (LoRA) are simulated as the training of all weights" in found["not_modelled"]
 
 
 @pytest.mark.parametrize(

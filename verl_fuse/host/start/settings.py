@@ -24,6 +24,7 @@ from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
 from verl_fuse.host.start.data_rows import row_refusals
+from verl_fuse.host.start.launch_values import value_refusals
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
 from verl_fuse.host.start.mini_batches import batch_refusals, mini_batch_refusals
 from verl_fuse.host.start.out_of_reach import out_of_reach
@@ -34,6 +35,7 @@ from verl_fuse.host.start.value_types import type_refusals
 from verl_fuse.spec.block import bounded, nearest, quoted, read_block, undecided, waiting, without_effect, written
 from verl_fuse.spec.composed import Get, getter
 from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.step import Refusal
 
 T = TypeVar("T")
 Refuses = Callable[[DictConfig], Iterable[object]]
@@ -42,7 +44,7 @@ _CHECKS: tuple[Refuses, ...] = (micro_batch_refusals, mini_batch_refusals, adapt
 # They look at what a recorded run need not have any more, such as its files, or at what a script need not tell.
 _CHECKS_OF_START: tuple[Refuses, ...] = (row_refusals, resume_refusals, step_refusals)
 # Of verl's own main program: another one may register names, and make other demands on batches.
-_CHECKS_OF_MAIN: tuple[Refuses, ...] = (batch_refusals, name_refusals)
+_CHECKS_OF_MAIN: tuple[Refuses, ...] = (batch_refusals, value_refusals, name_refusals)
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,9 @@ def barring(config: DictConfig) -> list[object]:
     return _found(config, out_of_reach, type_refusals)
 
 
-def main_refusals(config: DictConfig) -> list[object]:
+def main_refusals(config: DictConfig) -> list[Refusal]:
     """Return what verl's own main program demands of batches and of registered names, and this run has not."""
-    return _found(config, *_CHECKS_OF_MAIN)
+    return [one for one in _found(config, *_CHECKS_OF_MAIN) if isinstance(one, Refusal)]
 
 
 def foreseen(config: DictConfig, preset: PresetName) -> tuple[Choice, ...]:

@@ -40,7 +40,8 @@ CONTRACTS: tuple[Contract, ...] = (
     # The names that verl looks up when workers are up, and after the first rollout.
     *names("verl.workers.rollout.replica:RolloutReplicaRegistry.register :RolloutReplicaRegistry.get"),
     *names("verl.workers.rollout.replica:get_rollout_replica_class"),
-    *names("verl.trainer.ppo.core_algos:register_adv_est :get_adv_estimator_fn"),
+    *names("verl.trainer.ppo.core_algos:register_adv_est :get_adv_estimator_fn :kl_penalty_forward"),
+    *names("verl.workers.config:RolloutConfig.__post_init__"),
     # Batches and steps of an epoch, by the rows of the data; the checkpoint that a run goes on from; the ranks that
     # divide a mini-batch; the device, by which presets leave out what was measured to be slower on accelerators.
     *names(f"{t.SYNC_TRAINER}._init_dataloader verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize"),
