@@ -16,7 +16,11 @@ from verl_fuse.spec.timeline import Span, Timeline
 pytest.importorskip("verl")
 from support.dynamic_sampling import AGENTS, fails
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(os.environ.get("VERL_FUSE_LONG") != "1", reason="takes four minutes: VERL_FUSE_LONG=1"),
+]
 
 STEPS, FAILING, PROMPTS, PER_PROMPT = 3, 2, 6, 4
 SAMPLES = PROMPTS * PER_PROMPT

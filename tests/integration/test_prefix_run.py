@@ -17,7 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from long_prompts import ALTERNATING, LONGEST, PROMPTS, make_task
 from plugin_site import install_plugin
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(os.environ.get("VERL_FUSE_LONG") != "1", reason="takes three minutes: VERL_FUSE_LONG=1"),
+]
 
 STEPS, SAMPLES, RESPONSE = 2, 8, 12
 ASSIGNED, STOCK = (1,), (2,)

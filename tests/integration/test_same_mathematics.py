@@ -7,6 +7,7 @@ After the steps that are compared, faults are planted in the streaming run.
 """
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -28,6 +29,7 @@ PLACED = "fuse.placement.critic={first:1,devices:1}"
 WRONG_ROW, DROPPED = COMPARED + 1, COMPARED + 2
 # A run that changes hands at each checkpoint: VERL_FUSE of its environment and the preset, by its steps.
 HANDS = {1: ("on", "fast"), 2: ("off", "fast"), 3: ("on", "safe")}
+LONG = pytest.mark.skipif(os.environ.get("VERL_FUSE_LONG") != "1", reason="takes five minutes: VERL_FUSE_LONG=1")
 
 
 def replay(
@@ -169,6 +171,7 @@ def test_a_deferred_update_ends_after_its_step_has_gone_on(deferred):
     assert deferred.metrics[2]["fuse/placement_update_seconds"] > 0
 
 
+@LONG
 @pytest.mark.parametrize("number", HANDS)
 def test_a_checkpoint_of_either_goes_on_under_the_other(stock, handed_on, number):
     """Weights, moments, and the step: each update is that of an uninterrupted run of stock verl."""
@@ -183,6 +186,7 @@ def test_a_checkpoint_of_either_goes_on_under_the_other(stock, handed_on, number
     assert handed_on[number].screen.count("VERL_FUSE=off: verl's own trainer trains") == (switch == "off")
 
 
+@LONG
 def test_the_position_in_the_data_goes_on_too(stock, handed_on):
     import torch
 
