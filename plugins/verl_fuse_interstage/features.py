@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from verl_fuse.simulate.recorded import Recording, Saving
 
 
-def _inferring(get: Get) -> dict[str, str]:
-    """Return the models that infer, with the keys of their paths; LoRA's reference is the actor."""
+def _inferring(get: Get) -> list[str]:
+    """Return the models that infer; LoRA's reference is the actor."""
     bypass = get("algorithm.rollout_correction.bypass_mode")
     old_log_probs = not bypass and not get("fuse.update.skip_old_log_prob")
     values = has_critic(get) and not get("fuse.update.skip_values")
-    path, own = f"{MODEL}.path", has_reference(get) and not has_adapters(get)
-    actor = old_log_probs or (has_reference(get) and not own)
-    found = {"actor": path if actor else "", "reference": path if own else ""}
-    return {model: key for model, key in {**found, "critic": "critic.model.path" if values else ""}.items() if key}
+    reference, adapters = has_reference(get), has_adapters(get)
+    actor = old_log_probs or (reference and adapters)
+    infers = {"actor": actor, "reference": reference and not adapters, "critic": values}
+    return [model for model, needed in infers.items() if needed]
 
 
 def _nothing_to_infer(get: Get) -> str | None:
@@ -44,7 +44,8 @@ def _copies(get: Get) -> str:
     devices = get("trainer.n_gpus_per_node") or 1
     count = max(1, devices // replica_devices(get))
     twice = get(f"{ACTOR}.strategy") == "fsdp"
-    sizes = [parameters_of_path(get(key)) or 0 for key in models.values()]
+    paths = ("critic.model.path" if model == "critic" else f"{MODEL}.path" for model in models)
+    sizes = [parameters_of_path(get(path)) or 0 for path in paths]
     least = f": at least {sum(sizes) * count * (4 if twice else 2) / 1e9:.0f} GB" if all(sizes) else ""
     each = "4 bytes a parameter (2 with strategy=fsdp2)" if twice else "2 bytes a parameter"
     keep = f"{count} replicas keep copies" if count > 1 else "a replica keeps a copy"

@@ -93,6 +93,6 @@ def parameters_of_path(path: object) -> int | None:
     if name is None:
         return None
     try:
-        return (model_named(name) if name in _SIZES else Model.read(Path(name))).parameters
+        return model_from(name).parameters
     except FuseError:
         return None

@@ -1,6 +1,6 @@
 """Declares contracts on the places where verl finds us, and on what verl does with configuration, data and checkpoint
 minutes after the start, which is checked before (value_types.py, mini_batches.py, data_rows.py, resumption.py,
-registered.py)."""
+launch_values.py, registered.py)."""
 
 from verl_fuse.host.upstream import targets as t
 from verl_fuse.spec.contract import Contract, Decorator, Registration, Uses, config, names
