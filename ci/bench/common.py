@@ -1,31 +1,88 @@
 """Compare whole steps of the commonest public configuration, the case `common` of `ci.bench.step`: stock verl, one
-feature of the update after the other, and what `fuse.preset=fast` chooses.
+feature of the update after the other, and what `fuse.preset=fast` chooses, with and without slices.
 
     python -m ci.bench.common [--rounds 1] [--steps 11] [--layers 8] [--keep DIRECTORY]
 
 Each arm is a run of its own on the same prompts; ratios are of sums of seconds, stock over the arm, intervals 95 % over
-steps. With `--keep`, runs that are there already are not repeated.
+steps. `max_difference` is the largest of a parameter between stock and `fast` after three steps of the same rollouts,
+which stock records and verl replays; `of_splits` that between two runs of stock with micro-batches of other sizes;
+`difference` and `difference_of_splits` are the norms of these differences, over that of the change from the first step
+to the last. With `--keep`, runs that are there already are not repeated.
 """
 
+import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci.bench.step import ALL, CASES, LAYERS, STOCK, TASK, Size, Steps, compared, of, overrides, run, shares
-from ci.bench.support.runs import in_folder, parser, to_and_fro
+import numpy as np
+
+from ci.bench.step import ALL, CASES, LAYERS, STOCK, TASK, TOKENS, Size, Steps, compared, of, overrides, run, shares
+from ci.bench.support.runs import in_folder, launch, parser, to_and_fro
+from ci.upstream.ab.record import PARAMETERS, quantities
 from verl_fuse_cpu.task.make import make
 
 COMMON = CASES["common"]
-FAST = "fast"
+FAST, COLOCATED = "fast", "fast_without_slices"
+PRESET = ("fuse.preset=fast",)
 # The features of each arm are those of a rung of the case's ladder, and the preset alone.
 ARMS = {
     STOCK: (COMMON, STOCK),
     "balance": (COMMON, "balance"),
     "old_log_prob": (COMMON, "skip_old_log_prob"),
     "response_logits": (COMMON, ALL),
-    FAST: (replace(COMMON, features={"preset": ("fuse.preset=fast",)}), ALL),
+    FAST: (replace(COMMON, features={"preset": PRESET}), ALL),
+    COLOCATED: (replace(COMMON, features={"preset": (*PRESET, "fuse.interstage.enabled=false")}), ALL),
 }
+# Steps of the same rollouts, and the arms that compute them: the last with micro-batches of other sizes.
+REPLAYED = 3
+SPLIT = "split"
+OF_REPLAY = {
+    STOCK: (),
+    FAST: (),
+    SPLIT: (
+        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={TOKENS * 3 // 4}",
+        f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={TOKENS * 3 // 4}",
+        f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={TOKENS * 3 // 4}",
+    ),
+}
+
+
+def differences(folder: Path, task: Path, size: Size) -> dict[str, float]:
+    """Return what training on the same rollouts makes of the parameters, `fast` beside stock and stock beside stock."""
+    for arm, others in OF_REPLAY.items():
+        home, (case, rung) = folder / f"replay-{arm}", ARMS.get(arm, (COMMON, STOCK))
+        if (home / "ended").exists():
+            continue
+        settings = overrides(case, rung, task, home, replace(size, steps=REPLAYED - 1), 0)
+        settings += [*others, "trainer.val_before_train=false", "trainer.experiment_name=replay"]
+        settings += ["skip.rollout_tq.enable=true", f"skip.rollout_tq.steps={list(range(1, REPLAYED + 1))}"]
+        settings += [f"skip.rollout_tq.dump_dir={folder / 'rollouts'}"]
+        home.mkdir(parents=True, exist_ok=True)
+        launch(home, "step_recorder", settings, home / "run.log", case.recipe, STEP_RECORD_DIR=str(home / "numbers"))
+        (home / "ended").write_text(json.dumps(settings))
+    stock, fast, split = ({**_parameters(folder / f"replay-{arm}", REPLAYED)} for arm in OF_REPLAY)
+    before = {**_parameters(folder / f"replay-{STOCK}", 1)}
+    changed = _norm(stock, before)
+    return {
+        "max_difference": max(float(np.abs(stock[name] - fast[name]).max()) for name in stock),
+        "of_splits": max(float(np.abs(stock[name] - split[name]).max()) for name in stock),
+        "difference": round(_norm(stock, fast) / changed, 4),
+        "difference_of_splits": round(_norm(stock, split) / changed, 4),
+    }
+
+
+def _parameters(home: Path, step: int) -> Iterator[tuple[str, np.ndarray]]:
+    for name, quantity in quantities(home / "numbers", step).items():
+        if name.endswith(PARAMETERS):
+            yield from quantity.items()
+
+
+def _norm(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    """Return the norm of the difference of all parameters."""
+    return float(np.sqrt(sum(np.square(one[name] - other[name], dtype=np.float64).sum() for name in one)))
 
 
 def main() -> None:
@@ -57,6 +114,7 @@ def main() -> None:
             "steps": len(stock),
             "tokens": {arm: int(sum(of(steps, "tokens"))) for arm, steps in found.items()},
             "shares": {arm: shares(steps) for arm, steps in found.items()},
+            **differences(folder, task, size),
         }
 
     in_folder(given.keep, work, again=True)

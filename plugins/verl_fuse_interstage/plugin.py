@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STREAMED_UPDATES = "fuse.update.stream"
+STREAMED_UPDATES, SHARED_PROMPTS = "fuse.update.stream", "fuse.update.share_prompts"
 
 
 class InterstagePlugin:
@@ -41,6 +41,8 @@ class InterstagePlugin:
         self._block = InterstageConfig()
         # True if finished samples go through inference.
         self._infers = False
+        # True if a call computes the prompt of its samples once.
+        self._by_prompt = False
         self._decisions: Decisions | None = None
         self._hindrances = Hindrances()
 
@@ -79,6 +81,7 @@ class InterstagePlugin:
             logger.warning(left_out)
         if self._infers:
             self._require_memory(trainer)
+            self._by_prompt = bool(getter(trainer.config)(SHARED_PROMPTS))
         if self._infers and self._block.layout == "slices":
             trainer.use_slices()
         if self._block.enabled and self._block.migration_threshold == "auto":
@@ -108,7 +111,7 @@ class InterstagePlugin:
 
     @hookimpl
     def fuse_infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-        return next_micro_group(self._block, view, lane) if self._infers else None
+        return next_micro_group(self._block, view, lane, self._by_prompt) if self._infers else None
 
     @hookimpl
     def fuse_migration(self, view: RolloutView) -> Migration | None:

@@ -48,11 +48,11 @@ def part(
     asked = []
 
     def workers(name: str) -> SimpleNamespace:
-        def take_prompt_tokens(model: str) -> list[tuple[int, int]]:
+        def take_tokens(model: str) -> list[tuple[int, int, int]]:
             asked.append((name, model))
-            return [(30, 10), (10, 5)]
+            return [(70, 30, 10), (30, 10, 5)]
 
-        return SimpleNamespace(_dispatch_info={"actor": [0, 1], "ref": [0, 1]}, take_prompt_tokens=take_prompt_tokens)
+        return SimpleNamespace(_dispatch_info={"actor": [0, 1], "ref": [0, 1]}, take_tokens=take_tokens)
 
     trainer = SimpleNamespace(
         config=OmegaConf.create(config),
@@ -128,7 +128,10 @@ def test_saved_tokens_are_those_of_all_calls_of_a_step():
     shared = part()
 
     def run(stage: str) -> None:
-        shared.method(stage, lambda rows, metrics: rows)(batch(), {})
+        metrics = {"perf/mfu/actor": 0.4, "actor/loss": 1.0} if stage == "update_actor" else {}
+        shared.method(stage, lambda rows, metrics: rows)(batch(), metrics)
+        # 25 of 100 tokens were copies.
+        assert metrics == ({} if stage != "update_actor" else {"perf/mfu/actor": pytest.approx(0.3), "actor/loss": 1.0})
 
     run("old_log_prob")
     run("ref")
@@ -137,7 +140,7 @@ def test_saved_tokens_are_those_of_all_calls_of_a_step():
     assert shared.metrics == {f"fuse/{work}_shared_tokens": saved for work in ("old_log_prob", "ref", "update")}
     assert shared.asked == [("actor's", "actor"), ("reference's", "ref"), ("actor's", "actor")]
     run("ref")
-    assert shared._tokens["ref"] == (80, 30)
+    assert shared._tokens["ref"] == (200, 80, 30)
     shared._trainer.global_steps = 4
     run("old_log_prob")
     assert shared.metrics == {"fuse/old_log_prob_shared_tokens": saved}
@@ -151,7 +154,7 @@ def test_adapters_reference_is_the_actor():
 
 def test_workers_that_computed_nothing_saved_nothing():
     shared = part()
-    shared._trainer.actor_rollout_wg.take_prompt_tokens = lambda model: [(0, 0), (0, 0)]
+    shared._trainer.actor_rollout_wg.take_tokens = lambda model: [(0, 0, 0), (0, 0, 0)]
     shared.method("update_actor", lambda rows, metrics: rows)(batch(), {})
     assert shared.metrics == {}
 

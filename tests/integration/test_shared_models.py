@@ -84,8 +84,9 @@ def rows() -> list[torch.Tensor]:
 
 
 def shared_plan(kernel: str) -> SharedPlan:
-    prompts, answers, _ = zip(*ROWS, strict=True)
-    return SharedPlan([len(row) for row in rows()], answers, prompts, torch.device("cpu"), kernel)
+    _, answers, _ = zip(*ROWS, strict=True)
+    groups = [(prompt, PROMPTS[prompt] - 1) for prompt, _, _ in ROWS]
+    return SharedPlan([len(row) for row in rows()], answers, groups, torch.device("cpu"), kernel)
 
 
 def build(kind: str, changes: dict[str, Any]) -> PreTrainedModel:

@@ -105,6 +105,22 @@ def test_updates_and_passes_are_stock_verls(ranks: Ranks, folder: Path, engine: 
                 assert (stock_pass[key] - responses[key]).abs().max() <= ROUNDING
 
 
+def test_turns_of_a_conversation_share_their_beginnings(ranks: Ranks, folder: Path):
+    stock = replace(TOKENS, turns=True)
+    for arm in (stock, replace(stock, mini_batches=2, epochs=2, actor=KL), replace(FIXED, turns=True)):
+        ours = replace(arm, share=True, balance=True)
+        for found in differences(ranks, folder, "fsdp2", arm, ours=ours):
+            require_rounding(found, same_micro_batches=not arm.tokens)
+    arms = {"stock": replace(stock, balance=True), "ours": replace(stock, share=True, balance=True)}
+    whole, saved = ranks.call(passes, folder, "fsdp2", arms), 0
+    for found in whole:
+        prompts, computed = found["ours"]["prompts"]
+        # What rows of the same whole prompt save.
+        saved += prompts - computed - sum((rows - 1) * tokens for rows, tokens in found["ours"]["groups"])
+        assert (found["stock"]["log_probs"] - found["ours"]["log_probs"]).abs().max() <= ROUNDING
+    assert saved > 0
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_are_stock_verls(ranks: Ranks, folder: Path, loss: str):
     agg = "seq-mean-token-mean" if loss in ("gspo", "sapo") else "token-mean"

@@ -109,7 +109,14 @@ def _unshared(module: Any) -> None:
     """Let rows that have the same prompt pass for rows of different ones, in workers and in their placement."""
     import torch
 
-    module.prompt_groups = lambda data: torch.arange(len(data))
+    stock = module.prompt_groups
+
+    def alone(data: Any) -> Any:
+        found = stock(data)
+        found[:, 0] = torch.arange(len(found))
+        return found
+
+    module.prompt_groups = alone
 
 
 def _placed_alone(module: Any) -> None:

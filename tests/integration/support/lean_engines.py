@@ -28,14 +28,15 @@ KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}
 class Arm:
     """How three steps are trained: by stock verl (`lean` is None) or leanly, with logits of all tokens or of
     `responses` alone, each prompt computed for each sample or once (`share`), in verl's order of rows or balanced
-    within mini-batches (`balance`); `fault` is planted. `prompts`: samples of a group have the same one. `temperature`:
-    of the whole batch; None: 1.0 for each row. `eps` is Adam's: with a small one the first steps make much of the
+    within mini-batches (`balance`); `fault` is planted. `prompts`: samples of a group have the same one; `turns`: the
+    last two of them are later turns of the first one. `temperature`: of the whole batch; None: 1.0 for each row. `eps` is Adam's: with a small one the first steps make much of the
     rounding in a gradient that is nearly 0."""
 
     lean: dict[str, Any] | None = None
     responses: bool = False
     share: bool = False
     prompts: bool = False
+    turns: bool = False
     balance: bool = False
     micro_batch: int = 2
     tokens: int | None = None
@@ -184,7 +185,7 @@ def _adam(worker: Any) -> Any:
     return optimizer
 
 
-def batch(step: int, zeros: str, padding: bool, same_prompts: bool = False) -> Any:
+def batch(step: int, zeros: str, padding: bool, same_prompts: bool = False, turns: bool = False) -> Any:
     """All samples of a step, group after group: 0/1 rewards with equal ones in some groups, and
     a row of padding or none. With the same prompts in a group the second one has a prompt of a single token, and rows
     of all groups alternate.
@@ -220,6 +221,11 @@ def batch(step: int, zeros: str, padding: bool, same_prompts: bool = False) -> A
     if same_prompts:
         prompts = [prompts[place - place % GROUP] for place in range(SAMPLES)]
     responses = [torch.randint(1, 64, (r,), generator=draw) for _, r, _ in rows]
+    for place in range(SAMPLES) if turns else ():
+        if place % GROUP >= GROUP - 2:
+            before = place - (GROUP - 2 if place % GROUP == GROUP - 2 else 1)
+            prompts[place] = torch.cat([prompts[before], responses[before], torch.tensor([1])])
+    rows = [(len(prompt), r, a) for prompt, (_, r, a) in zip(prompts, rows, strict=True)]
     fields = {
         "input_ids": nested([torch.cat(pair) for pair in zip(prompts, responses, strict=True)]),
         "position_ids": nested([torch.arange(p + r) for p, r, _ in rows]),
@@ -292,7 +298,7 @@ def _share(engine: Any, arm: Arm, step: int, zeros: str) -> Any:
     from verl.utils import tensordict_utils as tu
 
     size, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
-    data = _placed(batch(step, zeros, arm.padding, arm.prompts), arm, size)
+    data = _placed(batch(step, zeros, arm.padding, arm.prompts, arm.turns), arm, size)
     data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
     if arm.temperature is not None:
         data.pop("temperature")
@@ -517,7 +523,7 @@ def passes(world: World, folder: Path, engine: str, arms: dict[str, Arm]) -> dic
             counts.append(made.shape[:-1].numel())
 
         hook = head.register_forward_hook(count)
-        take = getattr(worker.engine, "take_prompt_tokens", lambda: (0, 0))
+        take = getattr(worker.engine, "take_tokens", lambda: (0, 0, 0))
         take()
         with _fault(worker, arm.fault, False, data, nothing=False):
             output = worker.infer_batch(data)
@@ -528,7 +534,7 @@ def passes(world: World, folder: Path, engine: str, arms: dict[str, Arm]) -> dic
         for end, answer in zip(ends, answers, strict=True):
             others[end - answer - 1 : end - 1] = False
         found[name] = {"logits": sum(logits), "tokens": ends[-1], "responses": sum(answers)}
-        found[name]["prompts"] = take()
+        found[name]["prompts"] = take()[1:]
         found[name]["groups"] = _groups(data)
         for key in ("log_probs", "entropy") if output is not None else ():
             found[name][key] = response_from_nested(output[key], data["response_mask"]).values()

@@ -204,7 +204,7 @@ def _numbers(config: Any, response_logits: bool, shared_prompts: bool) -> dict[s
             fields_of[name] = [[row.float().numpy() for row in of.unbind()] for of in (of_model, fields[name])]
         if shared_prompts and stage != "values":
             for model in (own[stage], copies[stage]):
-                prompts, computed = model.engine.take_prompt_tokens()
+                _, prompts, computed = model.engine.take_tokens()
                 assert prompts - computed == LENGTHS[0][0] - 1, "two rows have the same prompt"
     return fields_of
 

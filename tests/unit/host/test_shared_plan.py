@@ -1,7 +1,7 @@
 """How rows with the same prompt are laid out: the invariants in the docstring of the module."""
 
 import random
-from itertools import accumulate
+from itertools import accumulate, product
 
 import pytest
 
@@ -12,7 +12,9 @@ from verl_fuse.host.sharing.plan import SharedPlan, prompt_groups, row_prompts, 
 
 
 def plan(lengths, answers, groups) -> SharedPlan:
-    return SharedPlan(lengths, answers, groups, torch.device("cpu"), "sdpa")
+    """Rows of a group have the same prompt."""
+    shared = map(shared_tokens, lengths, answers)
+    return SharedPlan(lengths, answers, list(zip(groups, shared, strict=True)), torch.device("cpu"), "sdpa")
 
 
 def rows(draw: random.Random):
@@ -87,14 +89,62 @@ def batch(prompts, answers, temperature=None):
 
 def test_rows_are_of_one_prompt_by_its_tokens_and_their_temperature():
     prompts, answers = [[1, 2, 3], [1, 2], [1, 2, 3], [1, 2, 3]], [[7], [3, 7], [8, 8], [9]]
-    assert prompt_groups(batch(prompts, answers)).tolist() == [0, 1, 0, 0]
-    assert prompt_groups(batch(prompts, answers, [1.0, 1.0, 0.5, 1.0])).tolist() == [0, 1, 2, 0]
+    assert prompt_groups(batch(prompts, answers)).tolist() == [[0, 2], [1, 1], [0, 2], [0, 2]]
+    cooler = batch(prompts, answers, [1.0, 1.0, 0.5, 1.0])
+    assert prompt_groups(cooler).tolist() == [[0, 2], [1, 1], [2, 2], [0, 2]]
     moved = batch(prompts, answers)
     moved["position_ids"] = torch.nested.as_nested_tensor(
         [torch.arange(first, first + length) for first, length in ((0, 4), (0, 4), (1, 5), (0, 4))],
         layout=torch.jagged,
     )
-    assert prompt_groups(moved).tolist() == [0, 1, 2, 0]
+    assert prompt_groups(moved).tolist() == [[0, 2], [1, 1], [2, 2], [0, 2]]
+
+
+def conversations(draw: random.Random):
+    """Prompts of the turns of two or three conversations about one question, in any order; a later turn's prompt begins
+    with the turn before, its answer, or with nothing of it (a context that was cut)."""
+    question = [draw.randint(1, 9) for _ in range(draw.choice([2, 7]))]
+    found = []
+    for _ in range(draw.randint(2, 3)):
+        history = list(question)
+        for _ in range(draw.randint(1, 3)):
+            answer = [draw.randint(1, 9) for _ in range(draw.randint(1, 9))]
+            found.append((list(history), answer))
+            history = [*history, *answer, 0] if draw.random() < 0.8 else [*history[1:], 1]
+    draw.shuffle(found)
+    return map(list, zip(*found, strict=True))
+
+
+def most_saved(prompts):
+    """Try every choice of a beginning for each row: the tokens that the best of them leaves out."""
+    choices = [[other for other in prompts if prompt[: len(other)] == other] for prompt in prompts]
+    best = 0
+    for chosen in product(*choices):
+        rows = {tuple(one): sum(one == other for other in chosen) for one in chosen}
+        best = max(best, sum((number - 1) * (len(one) - 1) for one, number in rows.items()))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_turns_of_a_conversation_share_the_prompt_that_they_begin_with(seed):
+    draw = random.Random(seed)
+    prompts, answers = conversations(draw)
+    data = batch(prompts, answers)
+    found = prompt_groups(data)
+    members = {}
+    for row, (number, shared) in enumerate(found.tolist()):
+        members.setdefault(number, []).append((prompts[row][:shared], shared))
+    assert all(group.count(group[0]) == len(group) for group in members.values())
+    saved = sum((len(group) - 1) * group[0][1] for group in members.values())
+    assert saved == most_saved(prompts)
+    rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    laid_out = SharedPlan(list(map(len, rows)), list(map(len, answers)), found.tolist(), torch.device("cpu"), "sdpa")
+    packed = torch.tensor([token for row in rows for token in row])
+    assert len(laid_out.kept) == len(packed) - saved
+    assert torch.equal(packed[laid_out.kept][laid_out.expanded], packed)
+    labels = torch.roll(packed[laid_out.kept], -1)[laid_out.expanded]
+    for end, answer in zip(accumulate(map(len, rows)), answers, strict=True):
+        assert labels[end - len(answer) - 1 : end - 1].tolist() == answer
 
 
 def test_rows_tell_what_they_share():

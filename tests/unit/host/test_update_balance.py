@@ -250,10 +250,15 @@ def test_a_group_that_no_rank_can_take_is_on_as_few_as_can():
 
 
 def test_prompts_are_those_of_the_keys_and_padding_has_its_own():
-    tags = [{"seq_len": 9, "prompt_len": 5}, {"seq_len": 9, "prompt_len": 6}] * 2
-    padding = [{"seq_len": 128, "prompt_len": 127, "is_padding": True}] * 2
-    keys = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "x_0_0", "x_1_0"]
-    batch = KVBatchMeta(keys=keys, tags=tags + padding, partition_id="train", extra_info={})
-    found = prompts_of(batch)
-    assert found.groups == [("a", 5), "a_0_1", ("a", 5), ("b", 6), "x_0_0", "x_1_0"]
-    assert found.shared[:2] == [24576 * 4 + 16, 24576 * 5 + 25]
+    """A later turn goes with the first one's prompt, unless its own is shorter (b) or the first turn is not there."""
+    keys = ["a_0_0", "a_0_1", "a_1_0", "b_0_0", "b_0_1", "b_0_2", "c_0_1", "x_0_0", "x_1_0"]
+    lengths = [5, 8, 5, 6, 5, 6, 7, 127, 127]
+    tags = [
+        {"seq_len": length + 4, "prompt_len": length, "is_padding": key[0] == "x"}
+        for key, length in zip(keys, lengths, strict=True)
+    ]
+    found = prompts_of(KVBatchMeta(keys=keys, tags=tags, partition_id="train", extra_info={}))
+    a, b = ("a", 5), ("b", 6)
+    assert found.groups == [a, a, a, b, "b_0_1", b, "c_0_1", "x_0_0", "x_1_0"]
+    shared = [4, 4, 4, 5, 4, 5, 6, 126, 126]
+    assert found.shared == [24576 * tokens + tokens**2 for tokens in shared]

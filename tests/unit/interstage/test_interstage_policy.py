@@ -53,6 +53,24 @@ def test_released_devices_get_the_longest_samples_at_once():
     assert next_micro_group(config, ready, replace(RELEASED, queued=1)) is None
 
 
+def test_samples_of_a_prompt_go_together_where_it_is_computed_once():
+    """Ready are samples of the prompts a, b, a, c, b, a, of these lengths."""
+    made = samples([8, 30, 12, 9, 10, 20])
+    ready = seen([replace(one, group=name) for one, name in zip(made, "abacba", strict=True)], finished=32, expected=32)
+    config = InterstageConfig(enabled=True, micro_group=3)
+    of_group = {one.key: (one.group, one.seq_len) for one in ready.ready}
+
+    def taken(lane, by_prompt):
+        return [of_group[key] for key in next_micro_group(config, ready, lane, by_prompt)]
+
+    lengths = [one.seq_len for one in ready.ready]
+    a, b = (lengths[0], lengths[2], lengths[5]), (lengths[1], lengths[4])
+    assert taken(lane(), False) == [("a", a[0]), ("b", b[0]), ("a", a[1])]
+    assert taken(lane(), True) == [("a", each) for each in a]
+    assert taken(RELEASED, False) == [("b", b[0]), ("a", a[2]), ("a", a[1])]
+    assert taken(RELEASED, True) == [("b", b[0]), ("b", b[1]), ("a", a[2])]
+
+
 def test_idle_released_devices_take_whatever_is_ready():
     config = InterstageConfig(enabled=True, micro_group=8)
     assert next_micro_group(config, rollout(8, 30), RELEASED) == ["g1_0_0", "g0_0_0"]

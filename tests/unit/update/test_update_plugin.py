@@ -152,7 +152,7 @@ SHARE = "fuse.update.share_prompts"
         ("actor", (SKIP,), "init_model"),
         ("actor", (OWN, STREAM), "stream_rows"),
         ("actor", (RESPONSES,), "init_model"),
-        ("actor", (SHARE,), "take_prompt_tokens"),
+        ("actor", (SHARE,), "take_tokens"),
         ("actor", (OWN, RESPONSES, SHARE), "shares_prompts"),
         ("actor", (OWN, STREAM, RESPONSES), "stream_rows"),
         ("critic", (VALUES,), "train_batch"),

@@ -49,8 +49,8 @@ class SharedPrompts(FSDPEngineWithLMHead):
 
     _kernel: str
     _recomputes: bool
-    # Tokens of prompts: in the rows since these were last asked for, and those of them that were computed.
-    _prompt_tokens: tuple[int, int]
+    # In the rows since these were last asked for: tokens, those of prompts, and those of prompts that were computed.
+    _tokens: tuple[int, int, int]
     # Of the micro-batch that is computed.
     _plan: SharedPlan
     _compact: TensorDict
@@ -58,7 +58,7 @@ class SharedPrompts(FSDPEngineWithLMHead):
     def share(self, kernel: str, recomputes: bool) -> None:
         """Begin, with a model that was built with the attention `kernel`; `recomputes`: its layers keep nothing for the
         backward pass."""
-        self._kernel, self._recomputes, self._prompt_tokens = kernel, recomputes, (0, 0)
+        self._kernel, self._recomputes, self._tokens = kernel, recomputes, (0, 0, 0)
 
     def forward_backward_batch(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute a batch as verl does, in micro-batches that keep rows of a prompt together."""
@@ -95,13 +95,12 @@ class SharedPrompts(FSDPEngineWithLMHead):
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return verl's inputs for the computed rows, and their plan."""
         lengths, answers = (micro_batch[name].offsets().diff().tolist() for name in ("input_ids", "responses"))
-        groups, device = micro_batch[GROUP_FIELD].tolist(), micro_batch["input_ids"].device
+        groups, device = row_prompts(micro_batch) or [], micro_batch["input_ids"].device
         self._plan = plan = SharedPlan(lengths, answers, groups, device, self._kernel)
         self._compact = compact(micro_batch, plan)
-        prompts = [shared_tokens(*row) for row in zip(lengths, answers, strict=True)]
-        whole, computed = self._prompt_tokens
-        copies = sum(lengths) - sum(plan.lengths)
-        self._prompt_tokens = whole + sum(prompts), computed + sum(prompts) - copies
+        prompts, whole = sum(map(shared_tokens, lengths, answers)), sum(lengths)
+        found = whole, prompts, prompts - (whole - sum(plan.lengths))
+        self._tokens = (self._tokens[0] + found[0], self._tokens[1] + found[1], self._tokens[2] + found[2])
         stock: Any = super()
         inputs, arguments = stock.prepare_model_inputs(self._compact)
         return {**inputs, "shared_prompts": plan}, arguments
@@ -118,9 +117,10 @@ class SharedPrompts(FSDPEngineWithLMHead):
             for name, values in found.items()
         }
 
-    def take_prompt_tokens(self) -> tuple[int, int]:
-        """Return the tokens of prompts in the rows since the last call, and those of them that were computed."""
-        found, self._prompt_tokens = self._prompt_tokens, (0, 0)
+    def take_tokens(self) -> tuple[int, int, int]:
+        """Return the tokens of the rows since the last call, those of prompts, and those of prompts that were
+        computed."""
+        found, self._tokens = self._tokens, (0, 0, 0)
         return found
 
 
@@ -226,15 +226,15 @@ def shared_prompts_worker_class(base: type, strict: bool) -> type:
         return all(isinstance(worker.engine, SharedPrompts) for worker in filter(None, (self.actor, self.ref)))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
-    def take_prompt_tokens(self: Any, model: str) -> tuple[int, int]:
-        """Return the tokens of prompts in the rows that `model` ("actor" or "ref") got since the last call, and those
-        of them that were computed."""
-        return getattr(self, model).engine.take_prompt_tokens()
+    def take_tokens(self: Any, model: str) -> tuple[int, int, int]:
+        """Return the tokens of the rows that `model` ("actor" or "ref") got since the last call, those of prompts, and
+        those of prompts that were computed."""
+        return getattr(self, model).engine.take_tokens()
 
     members = {
         "__doc__": base.__doc__,
         "init_model": init_model,
         "shares_prompts": shares_prompts,
-        "take_prompt_tokens": take_prompt_tokens,
+        "take_tokens": take_tokens,
     }
     return type(f"SharedPrompts{base.__name__}", (base,), members)

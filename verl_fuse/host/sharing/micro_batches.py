@@ -19,10 +19,10 @@ import torch.distributed as dist
 from verl.utils.device import get_device_name
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from verl_fuse.host.sharing.plan import Prompts
+
 # The largest of a number over all ranks, agreed on by all of them.
 Largest = Callable[[int], int]
-# Of each row: its prompt's number, and the tokens that rows of this number share.
-Prompts = Sequence[tuple[int, int]]
 
 
 def by_rows(count: int, most: int, largest: Largest, multiple: int = 1) -> list[list[int]]:

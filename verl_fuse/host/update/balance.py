@@ -12,6 +12,7 @@ Invariants (tests/unit/host/test_update_balance.py):
 - the batch that goes on is verl's, whatever order its rows were trained in.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -179,15 +180,23 @@ def work_of(batch: KVBatchMeta) -> list[int]:
 
 
 def prompts_of(batch: KVBatchMeta) -> Prompts:
-    """Return the prompts of a batch's rows; each row of padding has its own, and so has each later turn of a
-    conversation."""
+    """Return the prompts of a batch's rows; each row of padding has its own. A later turn of a conversation is taken to
+    begin with its first prompt, unless it is shorter; workers compare the tokens."""
+    lengths = [int(tag["prompt_len"]) for tag in batch.tags]
+    parsed = [
+        None if tag.get("is_padding") else TrajectoryKey.parse(key)
+        for key, tag in zip(batch.keys, batch.tags, strict=True)
+    ]
+    first = {key.uid: length for key, length in zip(parsed, lengths, strict=True) if key and not key.index}
     groups: list[Hashable] = []
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        uid, _, index = TrajectoryKey.parse(key) if not tag.get("is_padding") else ("", 0, 1)
-        groups.append(key if index else (uid, int(tag["prompt_len"])))
+    for place, key in enumerate(parsed):
+        if key is None or (key.index and lengths[place] < first.get(key.uid, math.inf)):
+            groups.append(batch.keys[place])
+            continue
+        lengths[place] = first[key.uid] if key.index else lengths[place]
+        groups.append((key.uid, lengths[place]))
     # A prompt's last token is computed for each of its samples.
-    shared = calculate_workload(torch.tensor([int(tag["prompt_len"]) - 1 for tag in batch.tags])).tolist()
-    return Prompts(groups, shared)
+    return Prompts(groups, calculate_workload(torch.tensor(lengths) - 1).tolist())
 
 
 def in_order(batch: KVBatchMeta, order: Sequence[int]) -> KVBatchMeta:

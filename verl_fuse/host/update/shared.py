@@ -4,7 +4,8 @@ are saved.
 Invariants (tests/integration/test_shared_driver.py):
 - the passes for old and reference log-probs have an order of their own, over all rows that they get; the update's is
   within mini-batches (`balance.py`), and verl's where ranks draw mini-batches themselves (actor.shuffle);
-- the batch that goes on is in the order in which it came.
+- the batch that goes on is in the order in which it came;
+- model FLOPs utilization is of the tokens that are computed.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from verl_fuse.host.update.balance import Cut, balanced, cut_of, in_order, promp
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 
 Pass = Literal["old_log_prob", "ref"]
+# verl's metric; it counts the work of every row as if it were alone.
+UTILIZATION = "perf/mfu/actor"
 
 
 class PlacedPrompts(TrainerPart):
@@ -27,8 +30,8 @@ class PlacedPrompts(TrainerPart):
 
     def __init__(self, trainer: Any, places: bool, balance: bool) -> None:
         self._trainer, self._places, self._balance = trainer, places, balance
-        # Of this step, by pass or update: tokens of prompts, and those of them that were computed.
-        self._step, self._tokens = -1, dict[str, tuple[int, int]]()
+        # Of this step, by pass or update: tokens, those of prompts, and those of prompts that were computed.
+        self._step, self._tokens = -1, dict[str, tuple[int, int, int]]()
         self.metrics: dict[str, float] = {}
 
     def method(self, stage: StepStage, stock: StageMethod) -> StageMethod:
@@ -55,7 +58,9 @@ class PlacedPrompts(TrainerPart):
             if self._balance:
                 metrics["fuse/actor_balance_saved"] = share_saved(work, order, cut, prompts)
         stock(ordered, metrics)
-        self._count("update", "actor")
+        tokens, prompts, computed = self._count("update", "actor")
+        if UTILIZATION in metrics and tokens:
+            metrics[UTILIZATION] *= 1 - (prompts - computed) / tokens
         return batch
 
     def _cut_of_pass(self, stage: Pass, rows: int) -> Cut:
@@ -67,20 +72,21 @@ class PlacedPrompts(TrainerPart):
         size = None if node.log_prob_use_dynamic_bsz else micro_batch(trainer.config, stage, trainer.ref_in_actor)
         return Cut(data_parallel_size(group, mesh), rows, size)
 
-    def _count(self, work: str, model: Literal["actor", "ref"]) -> None:
+    def _count(self, work: str, model: Literal["actor", "ref"]) -> tuple[int, int, int]:
         group = self._trainer.ref_policy_wg if model == "ref" else self._trainer.actor_rollout_wg
-        found = group.take_prompt_tokens(model)
+        found = group.take_tokens(model)
         if self._step != self._trainer.global_steps:
             self._step, self._tokens = self._trainer.global_steps, {}
-        before = self._tokens.get(work, (0, 0))
-        whole, computed = (sum(each) for each in zip(before, *found, strict=True))
-        self._tokens[work] = whole, computed
+        before = self._tokens.get(work, (0, 0, 0))
+        tokens, prompts, computed = (sum(each) for each in zip(before, *found, strict=True))
+        self._tokens[work] = tokens, prompts, computed
         self.metrics = {
-            f"fuse/{work}_shared_tokens": 1 - computed / whole
-            for work, (whole, computed) in self._tokens.items()
+            f"fuse/{work}_shared_tokens": 1 - computed / prompts
+            for work, (_, prompts, computed) in self._tokens.items()
             # verl's pass computes nothing in bypass mode.
-            if whole
+            if prompts
         }
+        return self._tokens[work]
 
 
 def inverse(order: Sequence[int]) -> list[int]:
