@@ -90,15 +90,20 @@ class Trainer(Protocol):
         """Balance the updates of these models over the data-parallel ranks within each mini-batch, whose samples stay
         verl's."""
 
-    def shares_prompts(self) -> bool:
-        """Tell whether the actor's workers compute each prompt once, reference included; asks all of them.
-        `fuse_worker_class` must have returned such workers."""
+    def shares_prompts(self, model: Literal["actor", "critic"] = "actor") -> bool:
+        """Tell whether the workers of this model compute each prompt once, the actor's reference included; asks all of
+        them. `fuse_worker_class` must have returned such workers."""
         ...
 
-    def use_shared_prompts(self, places_update: bool, balance: bool) -> None:
-        """Place samples of a prompt on one data-parallel rank, within mini-batches in the actor's update (if
-        `places_update`: no other feature places its samples), over the whole batch in the passes for old and reference
-        log-probs. `balance`: the update's order says what it saves, as `use_balanced_updates` does. `fuse_worker_class`
+    def use_shared_prompts(
+        self,
+        models: Sequence[Literal["actor", "critic"]],
+        places: Sequence[Literal["actor", "critic"]],
+        balance: bool,
+    ) -> None:
+        """Place samples of a prompt on one data-parallel rank: over the whole batch in the passes of these models (old
+        and reference log-probs, values), within mini-batches in the updates of `places`, whose samples no other feature
+        places. `balance`: an update's order says what it saves, as `use_balanced_updates` does. `fuse_worker_class`
         must have returned workers that compute each prompt once."""
 
     def use_own_values(self) -> None:

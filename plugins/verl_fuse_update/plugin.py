@@ -21,9 +21,11 @@ from verl_fuse_update.refusals import (
     SHARE,
     SKIP,
     STREAM,
-    balanced_models,
+    Model,
+    critic_shares,
     is_row_loss,
     is_token_mean,
+    placed_models,
     refusals,
     switched_on,
 )
@@ -67,6 +69,10 @@ class UpdatePlugin:
         get = getter(config)
         # A preset does not end a run for a model that verl trains.
         strict = get("fuse.preset") in (None, "observe")
+        if model == "critic" and critic_shares(get):
+            from verl_fuse.host.sharing.engine import shared_prompts_critic_class
+
+            found = shared_prompts_critic_class(found or base)
         if model == "critic" and get(CRITIC_VALUES):
             from verl_fuse.host.update.critic.worker import own_values_worker_class
 
@@ -86,8 +92,11 @@ class UpdatePlugin:
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
         block: UpdateConfig = trainer.block("update")
-        # With a preset a model that cannot is left as it is.
-        share = bool(block.share_prompts) and trainer.shares_prompts()
+        # A critic that cannot is left as it is, and with a preset an actor, too.
+        asked: list[Model] = ["actor"] if block.share_prompts else []
+        asked += ["critic"] if critic_shares(getter(trainer.config)) else []
+        shared = [model for model in asked if trainer.shares_prompts(model)]
+        placed = placed_models(getter(trainer.config))
         if block.skip_values:
             trainer.use_own_values()
         if block.stream:
@@ -103,14 +112,13 @@ class UpdatePlugin:
                 metrics,
                 balance=bool(block.balance),
                 short_pass=metrics == "computed" and is_row_loss(getter(trainer.config)),
-                share=share,
+                share="actor" in shared,
             )
         if block.balance:
-            trainer.use_balanced_updates(balanced_models(getter(trainer.config), share))
-
-        if share:
-            placed = bool(switched_on(getter(trainer.config)))
-            trainer.use_shared_prompts(places_update=not placed, balance=bool(block.balance))
+            trainer.use_balanced_updates([model for model in placed if model not in shared])
+        if shared:
+            places = [model for model in placed if model in shared]
+            trainer.use_shared_prompts(shared, places, balance=bool(block.balance))
 
     def _require_memory(self, trainer: Trainer) -> None:
         ranks = trainer.training_memory()["actor"]

@@ -34,6 +34,7 @@ BALANCE = "fuse.update.balance"
 SHARE = "fuse.update.share_prompts"
 CRITIC_VALUES, RESPONSES = "fuse.update.skip_values", "fuse.update.response_logits"
 CORRECTION = "algorithm.rollout_correction"
+Model = Literal["actor", "critic"]
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
 
 
@@ -241,11 +242,15 @@ def refusals(get: Get) -> Iterator[Refusal]:
         yield from _balanced(get)
 
 
-def balanced_models(get: Get, shares: bool) -> list[Literal["actor", "critic"]]:
-    """Return the models whose updates are balanced by themselves: an update that leaves samples out is balanced with
-    them, and one that computes prompts once (`shares`) by them."""
-    placed = switched_on(get) or shares
-    return [*([] if placed else ["actor"]), *(["critic"] if has_critic(get) else [])]  # type: ignore[list-item]
+def placed_models(get: Get) -> list[Model]:
+    """Return the models whose updates no other feature places: an update that leaves samples out is placed by them."""
+    return [*([] if switched_on(get) else ["actor"]), *(["critic"] if has_critic(get) else [])]  # type: ignore[list-item]
+
+
+def critic_shares(get: Get) -> bool:
+    """Tell whether prompts are computed once for the critic, too: a critic with devices of its own is asked for nothing
+    while its update runs."""
+    return bool(get(SHARE)) and has_critic(get) and not get("fuse.placement.critic")
 
 
 def _balanced(get: Get) -> Iterator[Refusal]:

@@ -618,7 +618,7 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     run = features.Features(trainer)
     assert trainer.parts == []
     run.use_slices()
-    assert trainer.inference.seen == [("use_slices", ("slice 0",))]
+    assert trainer.inference.seen[0][:2] == ("use_slices", ("slice 0",))
     run.use_layouts(lambda step: {})
     run.use_fused_update(lambda problem: None, 5.0)
     kinds = [type(part).__name__ for part in trainer.parts]
@@ -629,11 +629,13 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     assert trainer.parts[-1].lane == "critic's lane"
     assert trainer.director.apart == "values on critic's lane"
     monkeypatch.setattr(trainer, "actor_rollout_wg", SimpleNamespace(shares_prompts=lambda: [True, False]))
+    trainer.critic_wg = SimpleNamespace(shares_prompts=lambda: [True, True])
     with Lane("train", trainer.journal.recorder, 9.0) as trainer.lane:
         assert not run.shares_prompts(), "one rank's model is as it was"
+        assert run.shares_prompts("critic")
     run.use_own_values()
     run.use_lean_update(True, False, "computed")
-    run.use_shared_prompts(True, False)
+    run.use_shared_prompts(["actor"], ["actor"], False)
     assert [type(part).__name__ for part in trainer.parts[-3:]] == ["CriticFirst", "LeanUpdates", "PlacedPrompts"]
 
 

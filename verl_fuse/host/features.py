@@ -62,7 +62,7 @@ class Features:
         """Run inference on slices, as replicas are released. Needs `streamed_stages`."""
         trainer = self._trainer
         slices = assembly.build_slices(trainer)
-        trainer.inference.use_slices(slices.lanes(assembly.extra_info(trainer)))
+        trainer.inference.use_slices(slices.lanes(assembly.extra_info(trainer)), slices.group_of)
         export = partial(assembly.exported, trainer, trainer.inference.stages)
         on_devices = assembly.exports_on_devices(trainer.config)
         trainer.parts.append(SliceRefresh(slices, trainer.lane, export, on_devices))
@@ -122,17 +122,18 @@ class Features:
         """Balance the updates of these models over ranks within each mini-batch."""
         self._trainer.parts.append(BalancedUpdates(self._trainer, models))
 
-    def shares_prompts(self) -> bool:
-        """Tell whether the actor's workers compute each prompt once, reference included; asks all of them. They must be
-        of the class that host/sharing/engine.py makes."""
-        lane, group = self._trainer.lane, self._trainer.actor_rollout_wg
+    def shares_prompts(self, model: Model = "actor") -> bool:
+        """Tell whether a model's workers compute each prompt once, the actor's reference included; asks all of them.
+        They must be of the class that host/sharing/engine.py makes."""
+        lane, trainer = self._trainer.lane, self._trainer
+        group = trainer.critic_wg if model == "critic" else trainer.actor_rollout_wg
         return all(lane.wait(lane.submit(group.shares_prompts, "shares_prompts"), "shares_prompts"))
 
-    def use_shared_prompts(self, places_update: bool, balance: bool) -> None:
-        """Place samples of a prompt on one rank in the passes for log-probs and, with `places_update`, in the actor's
-        update; `balance`: it says what its order saves. The actor's workers must be of the class that
+    def use_shared_prompts(self, models: Sequence[Model], places: Sequence[Model], balance: bool) -> None:
+        """Place samples of a prompt on one rank in the passes of these models and in the updates of `places`;
+        `balance`: an update says what its order saves. Their workers must be of the classes that
         host/sharing/engine.py makes."""
-        self._trainer.parts.append(PlacedPrompts(self._trainer, places_update, balance))
+        self._trainer.parts.append(PlacedPrompts(self._trainer, models, places, balance))
 
     def use_own_values(self) -> None:
         """Update the critic where verl computes values: the first mini-batch's own forward pass computes its values.

@@ -5,7 +5,7 @@ arguments it takes there and no others.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -32,7 +32,7 @@ class SetUpTrainer:
         devices_each: int = 1,
         streamed_stages: Sequence[Stage] = GRPO_STAGES,
         memory: Mapping[str, Sequence[RankMemory]] | None = None,
-        shares_prompts: bool = False,
+        shares_prompts: Collection[str] = (),
     ) -> None:
         self.config: DictConfig = OmegaConf.create()
         for key, value in (config or {}).items():
@@ -62,9 +62,9 @@ class SetUpTrainer:
             )
         return self._memory
 
-    def shares_prompts(self) -> bool:
-        """Return what was given."""
-        return self._shares
+    def shares_prompts(self, model: str = "actor") -> bool:
+        """Tell whether `model` is among those given."""
+        return model in self._shares
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return the method that switches a feature on: it notes its arguments in `used`."""

@@ -11,11 +11,11 @@ from verl_fuse import plugins
 from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Function, Name
+from verl_fuse.testing import SetUpTrainer
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.features import FEATURES
 from verl_fuse_update.losses import ANY_LOSSES, BALANCED_LOSSES, ROW_LOSSES
 from verl_fuse_update.plugin import UpdatePlugin
-from verl_fuse_update.refusals import balanced_models
 
 PLUGIN = UpdatePlugin()
 SKIP, OWN = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob"
@@ -184,6 +184,27 @@ def test_updates_go_on_top_of_another_plugins_workers(model, switches, changed):
 
 # Ray warns when verl is imported.
 @pytest.mark.filterwarnings("ignore")
+def test_a_critic_on_the_actors_devices_computes_prompts_once():
+    pytest.importorskip("verl")
+
+    class Worker:
+        def reset(self): ...
+
+    def made(*switches, **changes):
+        config = composed(SHARE, *switches, **WITH_CRITIC | changes)
+        return plugins.load().hook.fuse_worker_class(model="critic", base=Worker, config=config)
+
+    assert made().take_tokens
+    both = made(VALUES)
+    assert both.take_tokens
+    assert both.values_of_update
+    assert both.reset is not made().reset
+    assert made(**{"fuse.placement.critic": "auto"}) is None
+    assert made(**{"algorithm.adv_estimator": "grpo"}) is None
+
+
+# Ray warns when verl is imported.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("switches", [(SKIP,), (OWN,), (SKIP, OWN)])
 def test_workers_leave_out_what_is_switched_on(monkeypatch, switches):
     pytest.importorskip("verl")
@@ -294,21 +315,33 @@ def test_balance_asks_for_its_losses_and_for_how_verl_cuts():
 
 
 @pytest.mark.parametrize(
-    ("switches", "changes", "models"),
+    ("switches", "changes", "can", "balanced", "shared"),
     [
-        ((), {}, ["actor"]),
-        ((), WITH_CRITIC, ["actor", "critic"]),
-        ((SHARE,), WITH_CRITIC, ["critic"]),
-        ((SKIP,), WITH_CRITIC, ["critic"]),
-        ((VALUES,), WITH_CRITIC, ["actor", "critic"]),
-        ((OWN,), {}, []),
+        ((), {}, (), ["actor"], None),
+        ((), WITH_CRITIC, (), ["actor", "critic"], None),
+        ((SHARE,), WITH_CRITIC, ("actor", "critic"), [], (["actor", "critic"], ["actor", "critic"])),
+        # A model that cannot share is balanced.
+        ((SHARE,), WITH_CRITIC, ("actor",), ["critic"], (["actor"], ["actor"])),
+        ((SHARE,), WITH_CRITIC, (), ["actor", "critic"], None),
+        ((SHARE,), WITH_CRITIC | {"fuse.placement.critic": "auto"}, ("actor", "critic"), ["critic"], (["actor"],) * 2),
+        ((SHARE,), {}, ("actor", "critic"), [], (["actor"], ["actor"])),
+        ((SHARE, SKIP), WITH_CRITIC, ("actor", "critic"), [], (["actor", "critic"], ["critic"])),
+        ((SKIP,), WITH_CRITIC, (), ["critic"], None),
+        ((VALUES,), WITH_CRITIC, (), ["actor", "critic"], None),
+        ((OWN,), {}, (), [], None),
     ],
 )
-def test_each_update_is_balanced_once(switches, changes, models):
-    get = getter(composed(BALANCE, *switches, **changes))
-    assert balanced_models(get, shares=SHARE in switches) == models
-    # A model that cannot share is balanced.
-    assert balanced_models(get, shares=False) == (["actor", *models] if SHARE in switches else models)
+def test_each_update_is_placed_once(switches, changes, can, balanced, shared):
+    switched = {key.rpartition(".")[2]: True for key in (BALANCE, *switches)}
+    config = {key: True for key in (BALANCE, *switches)} | changes
+    trainer = SetUpTrainer(config=config, block=UpdateConfig(**switched), shares_prompts=can)
+    UpdatePlugin().fuse_setup(trainer=trainer)
+    used = dict(trainer.used)
+    assert used["use_balanced_updates"] == {"models": balanced}
+    expected = None if shared is None else dict(zip(("models", "places"), shared, strict=True)) | {"balance": True}
+    assert used.get("use_shared_prompts") == expected
+    if lean := used.get("use_lean_update"):
+        assert lean["share"] is bool(shared and "actor" in shared[0])
 
 
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True, "trainer.n_gpus_per_node": 8}

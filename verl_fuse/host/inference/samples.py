@@ -25,7 +25,7 @@ from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.inference.completeness import require_complete
 from verl_fuse.host.inference.lane import Lane
-from verl_fuse.host.inference.micro_groups import share, spread, top_up
+from verl_fuse.host.inference.micro_groups import GroupOf, share, spread, top_up
 from verl_fuse.host.upstream.rows import rows, tags_of
 from verl_fuse.spec.step import LaneView, Stage
 
@@ -67,6 +67,7 @@ class SampleInference:
         self._lane = lane
         self._beside = beside
         self._slices: dict[str, SliceLane] = {}
+        self._group_of: GroupOf = str
         self._calls = calls
         self._dp_size = dp_size
         self._multiples = multiples
@@ -74,9 +75,11 @@ class SampleInference:
         self._extra_info = extra_info
         self.begin_step()
 
-    def use_slices(self, slices: Sequence[SliceLane]) -> None:
-        """Offer policies these slices instead of the training workers from now on."""
+    def use_slices(self, slices: Sequence[SliceLane], group_of: GroupOf = str) -> None:
+        """Offer policies these slices instead of the training workers from now on; samples of a group go to a rank
+        together."""
         self._slices = {slice.lane.name: slice for slice in slices}
+        self._group_of = group_of
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -139,7 +142,7 @@ class SampleInference:
         if not self._slices:
             return
         lengths = {key: int(tag["seq_len"]) for key, tag in tags.items() if key not in self._taken}
-        groups = share(lengths, {name: slice.multiple for name, slice in self._slices.items()})
+        groups = share(lengths, {name: slice.multiple for name, slice in self._slices.items()}, self._group_of)
         pieces: Pieces = deque((self._number(), keys, stage) for stage in self.stages for keys in groups.values())
         mine = {key: dict(tags[key]) for members in groups.values() for key in members}
         for slice in self._slices.values() if pieces else ():
@@ -196,7 +199,7 @@ class SampleInference:
     ) -> None:
         # A sample counts where its first stage is computed.
         samples = len(keys) if self.stages[0] in stages else 0
-        work = partial(slice.infer, _spread(keys, tags, slice.dp_size), tags, stages)
+        work = partial(slice.infer, _spread(keys, tags, slice.dp_size, self._group_of), tags, stages)
         slice.lane.recorded("micro-group", "inference", work, samples=samples, micro_group=index)
         for stage in stages:
             self._done[stage].update(keys)
@@ -242,5 +245,5 @@ class SampleInference:
         return rows(_spread([batch.keys[row] for row in chosen], tags, self._dp_size), tags, batch.extra_info)
 
 
-def _spread(keys: Sequence[str], tags: Mapping[str, dict], parts: int) -> list[str]:
-    return spread(keys, {key: int(tags[key]["seq_len"]) for key in keys}, parts)
+def _spread(keys: Sequence[str], tags: Mapping[str, dict], parts: int, group_of: GroupOf = str) -> list[str]:
+    return spread(keys, {key: int(tags[key]["seq_len"]) for key in keys}, parts, group_of)

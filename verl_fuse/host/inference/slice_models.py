@@ -73,7 +73,8 @@ def build_models(
 ) -> dict[Stage, TrainingWorker]:
     """Build the model of each of `stages`, by all `devices` ranks of a slice: `block` is verl's `actor_rollout_ref`,
     `critic` is verl's configuration for the critic's workers ("values"). With `response_logits` policy and reference
-    compute logits of responses alone, and with `shared_prompts` each prompt once, where their models can."""
+    compute logits of responses alone, and with `shared_prompts` all compute each prompt once, where their models
+    can."""
     changes = _changes(block, critic, devices)
     of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
     wanted: list[Stage] = [stage for stage in _ORDER if stage in stages]
@@ -84,7 +85,7 @@ def build_models(
     for stage, model in models.items():
         if response_logits and stage != "values":
             keep_response_logits(model.engine, strict=False)
-        if shared_prompts and stage != "values":
+        if shared_prompts:
             # It takes private names of transformers.
             from verl_fuse.host.sharing.engine import share_prompts
 

@@ -1,7 +1,7 @@
-"""Lets verl's FSDP engine of a language model compute the prompt of several samples once.
+"""Lets verl's FSDP engine of a language model, or of a critic, compute the prompt of several samples once.
 
-verl's own code prepares the inputs of the rows that are computed (`SharedPlan`) and makes log-probs and entropies of
-them; both come back as verl has them, with a value for each token of each sample. The loss is verl's, on verl's rows.
+verl's own code prepares the inputs of the rows that are computed (`SharedPlan`) and makes log-probs and entropies, or
+values, of them; they come back as verl has them, with a value for each token of each sample. The loss is verl's, on verl's rows.
 
 Invariants (tests/integration/test_shared_prompts.py):
 - log-probs, entropies, losses, gradients and parameters are verl's, up to rounding;
@@ -13,7 +13,7 @@ Invariants (tests/integration/test_shared_prompts.py):
 import functools
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -181,7 +181,7 @@ def _unfit(engine: Any) -> Iterator[str]:
     for name in ("use_ulysses_sp", "pad_to_length"):
         if getattr(engine, name, False):
             yield f"{name}=true of its engine"
-    if (model := _model(engine)) is None:
+    if (model := _model(engine)) is None or any(hasattr(part, "v_head") for part in engine.module.modules()):
         yield "a model that is none of transformers"
         return
     config, kernel = model.config, str(model.config._attn_implementation)
@@ -220,20 +220,38 @@ def shared_prompts_worker_class(base: type, strict: bool) -> type:
         for worker in filter(None, (self.actor, self.ref)):
             share_prompts(worker.engine, strict)
 
+    return _asked(base, init_model, lambda worker: [part.engine for part in (worker.actor, worker.ref) if part])
+
+
+def shared_prompts_critic_class(base: type) -> type:
+    """Return a subclass of verl's critic worker `base` that computes each prompt once, where its model can."""
+    build = base.reset  # type: ignore[attr-defined]
+
+    @functools.wraps(build)
+    def reset(self: Any) -> None:
+        build(self)
+        share_prompts(self.engine, strict=False)
+
+    return _asked(base, reset, lambda worker: [worker.engine])
+
+
+def _asked(base: type, build: Callable[[Any], None], engines: Callable[[Any], list[Any]]) -> type:
+    """Return a subclass of a worker with this method that builds its `engines`, which tells what they share."""
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def shares_prompts(self: Any) -> bool:
-        """Tell whether actor and reference compute each prompt once."""
-        return all(isinstance(worker.engine, SharedPrompts) for worker in filter(None, (self.actor, self.ref)))
+        """Tell whether all models of the worker compute each prompt once."""
+        return all(isinstance(engine, SharedPrompts) for engine in engines(self))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def take_tokens(self: Any, model: str) -> tuple[int, int, int]:
-        """Return the tokens of the rows that `model` ("actor" or "ref") got since the last call, those of prompts, and
-        those of prompts that were computed."""
-        return getattr(self, model).engine.take_tokens()
+        """Return the tokens of the rows that `model` ("actor", "ref", "critic") got since the last call, those of
+        prompts, and those of prompts that were computed."""
+        return getattr(self, model, self).engine.take_tokens()
 
     members = {
         "__doc__": base.__doc__,
-        "init_model": init_model,
+        build.__name__: build,
         "shares_prompts": shares_prompts,
         "take_tokens": take_tokens,
     }

@@ -13,7 +13,6 @@ Invariants (tests/unit/host/test_update_balance.py):
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +23,7 @@ import torch
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from verl_fuse.host.inference.micro_groups import packed
 from verl_fuse.host.record.step import StageMethod, StepStage, TrainerPart
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.spec.trajectory import TrajectoryKey
@@ -154,24 +154,7 @@ def _whole_groups(work: Sequence[int], cut: Cut, prompts: Prompts, rows: list[in
     # Rows without work fill what is left.
     for row in sorted(rows, key=lambda row: not work[row]):
         groups.setdefault(prompts.groups[row] if work[row] else (row,), []).append(row)
-
-    def amount(group: list[int]) -> int:
-        return prompts.work(work, group)
-
-    waiting = deque(sorted(groups.values(), key=amount, reverse=True))
-    ranks: list[list[int]] = [[] for _ in range(cut.ranks)]
-    loads = [0] * cut.ranks
-    while waiting:
-        group = waiting.popleft()
-        free = [cut.part - len(found) for found in ranks]
-        room = [rank for rank in range(cut.ranks) if free[rank] >= len(group)]
-        rank = min(room, key=loads.__getitem__) if room else max(range(cut.ranks), key=free.__getitem__)
-        taken, rest = group[: free[rank]], group[free[rank] :]
-        ranks[rank] += taken
-        loads[rank] += amount(taken)
-        if rest:
-            waiting.appendleft(rest)
-    return ranks
+    return packed(list(groups.values()), cut.ranks, cut.part, partial(prompts.work, work))
 
 
 def work_of(batch: KVBatchMeta) -> list[int]:
