@@ -124,22 +124,25 @@ def _shared_prompts(run: "Recording") -> "Saving":
 
     if FEATURE in run.on:
         return Saving("it was on: prompts were computed once", on=True)
-    saved, mini_batches = [], run.mini_batches.get("actor", 1)
+    passes = (OLD_LOG_PROB, REF_LOG_PROB, VALUES)
+    # Each stage's mini-batches, in each of which a prompt is computed.
+    cut = {**dict.fromkeys(passes, 1), UPDATE_ACTOR: run.mini_batches.get("actor", 1)}
+    cut[UPDATE_CRITIC] = run.mini_batches.get("critic", 1)
+    saved, seconds = [], 0.0
     for step in run.steps:
         if step.group is None:
             return Saving("the run does not say which samples are of one prompt", known=False)
         if len({*zip(step.group.tolist(), step.prompt.tolist(), strict=True)}) > len({*step.group.tolist()}):
             several = "samples have several turns: requests do not say which of their tokens are the prompt's"
             return Saving(several, known=False)
-        update, passes = (saved_share(step.group, step.prompt, step.response, number) for number in (mini_batches, 1))
-        saved.append(
-            (update, passes, update * step.total([UPDATE_ACTOR]) + passes * step.total([OLD_LOG_PROB, REF_LOG_PROB]))
-        )
-    update, passes, seconds = (sum(each) / len(saved) for each in zip(*saved, strict=True))
+        shares = {number: saved_share(step.group, step.prompt, step.response, number) for number in cut.values()}
+        saved.append(shares)
+        seconds += sum(shares[number] * step.total([stage]) for stage, number in cut.items())
+    share = {number: sum(each[number] for each in saved) / len(saved) for number in cut.values()}
     return Saving(
-        f"{update:.0%} of the tokens of the update, {passes:.0%} of a pass are such copies",
-        seconds,
-        stages={UPDATE_ACTOR: update, OLD_LOG_PROB: passes, REF_LOG_PROB: passes},
+        f"{share[cut[UPDATE_ACTOR]]:.0%} of the tokens of the update, {share[1]:.0%} of a pass are such copies",
+        seconds / len(run.steps),
+        stages={stage: share[number] for stage, number in cut.items()},
     )
 
 

@@ -115,15 +115,20 @@ class RecordedStep:
 
         prompts = sum(self.prompts) / self.lengths.sum()
         own = left(UPDATE_ACTOR, "own_log_probs")
-        shared = {
-            stage: prompts * metrics.get(f"fuse/{work}_shared_tokens", 0.0)
-            for stage, work in ((OLD_LOG_PROB, "old_log_prob"), (REF_LOG_PROB, "ref"), (UPDATE_ACTOR, "update"))
+        names = {
+            OLD_LOG_PROB: "old_log_prob",
+            REF_LOG_PROB: "ref",
+            VALUES: "values",
+            UPDATE_ACTOR: "update",
+            UPDATE_CRITIC: "update_critic",
         }
+        shared = {stage: prompts * metrics.get(f"fuse/{name}_shared_tokens", 0.0) for stage, name in names.items()}
         parts = {
             OLD_LOG_PROB: 1 - own,
             REF_LOG_PROB: 1.0,
             UPDATE_ACTOR: 1 - left(UPDATE_ACTOR, "skipped_tokens"),
             VALUES: 1 - left(UPDATE_CRITIC, "own_values"),
+            UPDATE_CRITIC: 1.0,
         }
         computed = {stage: part * (1 - shared.get(stage, 0.0)) for stage, part in parts.items()}
         drafted = metrics.get("fuse/speculation_drafted_tokens", 0.0)

@@ -34,12 +34,13 @@ def shared_batch(lengths: DrawnLengths, mini_batches: int) -> Batch:
 
 
 def shares(call: Call, plan: Plan, features: frozenset[str]) -> bool:
-    """Tell whether a call computes prompts once: with FSDP, and not while others generate, when a call has few samples
-    of a prompt."""
+    """Tell whether a call computes prompts once: with FSDP, not while others generate, when a call has few samples of a
+    prompt, and not on a critic's own devices."""
     streamed = call.kind == "infer" and features & {"interstage", "streaming"}
+    models = ("actor", "reference") if "placement" in features else ("actor", "reference", "critic")
     return (
         FEATURE in features
-        and call.role in ("actor", "reference")
+        and call.role in models
         and not streamed
         and plan.call(call.name).layout.shards > 0
     )

@@ -1,5 +1,5 @@
-"""A critic in verl's own TrainingWorker and in the one whose update computes its values, on FSDP or Megatron, gloo
-processes, fixed batches: several steps of each, side by side.
+"""A critic in verl's own TrainingWorker, in the one whose update computes its values, and with prompts computed once, on
+FSDP or Megatron, gloo processes, fixed batches: several steps of each, side by side.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -23,10 +23,13 @@ PENALTY, COEFFICIENT = "low_var_kl", 0.3
 
 @dataclass(frozen=True)
 class Arm:
-    """How steps are trained: by verl's pass for values and its update, or by the update alone (`own`); `fault` is
-    planted."""
+    """How steps are trained: by verl's pass for values and its update, or by the update alone (`own`), each prompt
+    computed for each sample or once (`share`); `fault` is planted. `prompts`: groups of four samples have the same
+    one."""
 
     own: bool = False
+    share: bool = False
+    prompts: bool = False
     micro_batch: int = 2
     tokens: int | None = None
     gamma: float = 0.97
@@ -37,12 +40,18 @@ class Arm:
     fault: str = ""
 
 
-def batch(step: int) -> Any:
+def batch(step: int, same_prompts: bool) -> Any:
     """All samples of a step, with what returns are made of; every third response has tokens of a tool, and in the last
     but one no token counts."""
     import torch
 
     data = small_engines.batch(step, critic=True).exclude("values", "returns")
+    if same_prompts:
+        prompts, answers = data["prompts"].unbind(), data["responses"].unbind()
+        prompts = [prompts[place - place % 4] for place in range(len(prompts))]
+        rows = [torch.cat(pair) for pair in zip(prompts, answers, strict=True)]
+        for name, tensors in (("prompts", prompts), ("input_ids", rows)):
+            data[name] = torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
     draw = torch.Generator().manual_seed(200 + step)
     masks, whole = [], []
     for row, (prompt, response) in enumerate(zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)):
@@ -106,7 +115,7 @@ def with_returns(data: Any, arm: Arm) -> None:
 
 
 class Bench:
-    """Both workers of an engine, kept for all arms."""
+    """The workers of an engine, by what they do (`own`, `share`), kept for all arms."""
 
     def __init__(self, world: World, folder: Path, engine: str) -> None:
         from verl.workers.engine_workers import TrainingWorker
@@ -128,11 +137,25 @@ class Bench:
                 sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp")))
                 case = small_engines.Case(actor=sizes, critic=sizes, distributed_optimizer=True)
                 build = partial(small_engines.worker, world, folder / "critic", case, "critic")
-            self.workers = {False: build(), True: build(kind=own_values_worker_class(TrainingWorker))}
+            self.workers = {(False, False): build(), (True, False): build(kind=own_values_worker_class(TrainingWorker))}
+            self._build = build
         self.engine = engine
-        self.first = {
-            name: tensor.detach().clone() for name, tensor in lean_engines._parameters(self.workers[False]).items()
-        }
+        first = self.workers[False, False]
+        self.first = {name: tensor.detach().clone() for name, tensor in lean_engines._parameters(first).items()}
+
+    def sharing(self, own: bool) -> Any:
+        """Return a worker that computes prompts once."""
+        from verl.workers.engine_workers import TrainingWorker
+
+        from verl_fuse.host.sharing.engine import share_prompts
+        from verl_fuse.host.update.critic.worker import own_values_worker_class
+
+        if (own, True) not in self.workers:
+            kind = {"kind": own_values_worker_class(TrainingWorker)} if own else {}
+            with open(os.devnull, "w") as silence, redirect_stdout(silence):
+                worker = self.workers[own, True] = self._build(**kind)
+            share_prompts(worker.engine, strict=True)
+        return self.workers[own, True]
 
     restore = lean_engines.Bench.restore
 
@@ -145,14 +168,14 @@ def run(bench: Bench, arm: Arm) -> dict[str, Any]:
     from verl_fuse.host.update.critic import worker as module
     from verl_fuse.host.update.critic.worker import OWN_VALUES
 
-    worker = bench.workers[arm.own]
+    worker = bench.sharing(arm.own) if arm.share else bench.workers[arm.own, False]
     bench.restore(worker)
     size, rank = worker.engine.get_data_parallel_size(), worker.engine.get_data_parallel_rank()
     kl = {"penalty": PENALTY, "coefficient": COEFFICIENT} if arm.with_kl else {}
     rewards = returns.Rewards(arm.gamma, arm.lam, **kl)
     steps, values = [], []
     for step in range(STEPS):
-        data = batch(step)
+        data = batch(step, arm.prompts)
         data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
         tu.assign_non_tensor(
             data,
@@ -189,7 +212,12 @@ def run(bench: Bench, arm: Arm) -> dict[str, Any]:
     held = dict(lean_engines._parameters(worker))
     for place, state in enumerate(lean_engines._adam(worker).state.values()):
         held |= {f"{place} {key}": getattr(value, "_local_tensor", value) for key, value in state.items()}
-    return {"steps": steps, "values": values, "held": {name: one.detach().clone() for name, one in held.items()}}
+    return {
+        "steps": steps,
+        "values": values,
+        "held": {name: one.detach().clone() for name, one in held.items()},
+        "tokens": worker.engine.take_tokens() if arm.share else (0, 0, 0),
+    }
 
 
 def _each_its_own(build: Any) -> Any:
@@ -203,14 +231,14 @@ def _with_tools(estimated: Any, rewards: Any, values: Any, mask: Any, *more: flo
 _benches: dict[tuple[int, str], Bench] = {}
 
 
-def compared(world: World, folder: Path, engine: str, stock: Arm, own: Arm, other: Arm) -> dict[str, dict[str, Any]]:
-    """How `own`, and another of verl's splits, `other`, differ from `stock`."""
+def compared(world: World, folder: Path, engine: str, arms: dict[str, Arm]) -> dict[str, dict[str, Any]]:
+    """How arms differ from `stock`, and the tokens that were computed where prompts are computed once."""
     import torch
 
     if (world.size, engine) not in _benches:
         _benches[world.size, engine] = Bench(world, folder, engine)
     bench, ran = _benches[world.size, engine], {}
-    for name, arm in {"stock": stock, "own": replace(own, own=True), "split": other}.items():
+    for name, arm in arms.items():
         torch.manual_seed(0)
         ran[name] = run(bench, arm)
     return {
@@ -221,6 +249,7 @@ def compared(world: World, folder: Path, engine: str, stock: Arm, own: Arm, othe
                 (float((a - b).abs().max()) for a, b in zip(ran["stock"]["values"], ran[name]["values"], strict=True)),
                 default=0.0,
             ),
+            "tokens": ran[name]["tokens"],
         }
-        for name in ("own", "split")
+        for name in arms.keys() - {"stock"}
     }

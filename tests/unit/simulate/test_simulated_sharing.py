@@ -60,14 +60,17 @@ def test_update_and_passes_compute_prompts_once_and_nothing_else_changes():
     assert ours.notes == ("45% of the copies of a prompt are computed in the update, 12% in a pass",)
 
 
-def test_calls_beside_generation_and_critic_and_reward_compute_all():
+def test_calls_beside_generation_and_reward_and_a_critic_on_other_devices_compute_all():
     workload = ppo(samples=4, prompts=64)
-    stock, ours = run(workload, "observe"), run(workload, "share_prompts")
-    changed = {name for name in stock.stages if ours.stages[name] != stock.stages[name]}
-    assert changed == {"old_log_prob", "ref", "update_actor"}
-    streaming, both = run(workload, "streaming"), run(workload, "streaming+share_prompts")
-    changed = {name for name in stock.stages if both.stages[name] != streaming.stages[name]}
-    assert changed == {"update_actor"}
+    for beside, expected in (
+        ("observe", {"old_log_prob", "ref", "values", "update_actor", "update_critic"}),
+        ("streaming", {"update_actor", "update_critic"}),
+    ):
+        stock, ours = run(workload, beside), run(workload, f"{beside}+share_prompts".removeprefix("observe+"))
+        assert {name for name in stock.stages if ours.stages[name] != stock.stages[name]} == expected
+    stock, ours = run(workload, "placement"), run(workload, "placement+share_prompts")
+    assert ours.stages["update_critic"] == stock.stages["update_critic"]
+    assert ours.stages["update_actor"] < stock.stages["update_actor"]
 
 
 def test_where_nothing_is_shared_the_step_is_stocks_and_says_why():
