@@ -25,12 +25,12 @@ from verl_fuse.host.start.settings import foreseen, main_refusals, unlocking
 from verl_fuse.host.switch import VARIABLE, switched_off
 from verl_fuse.host.upstream.versions import installed
 from verl_fuse.spec.block import key_of, quoted, written
-from verl_fuse.spec.composed import getter
+from verl_fuse.spec.composed import ROLLOUT, getter
 
 app = typer.Typer(add_completion=False)
 
 PRESET: PresetName = "fast"
-MODE, PLAN_KEY = "trainer.v1.trainer_mode", "fuse.plan"
+MODE, PLAN_KEY, ENGINE_KEY = "trainer.v1.trainer_mode", "fuse.plan", f"{ROLLOUT}.name"
 # Modes in which the run is synchronous; verl's others train on samples of older weights.
 _SYNCHRONOUS = (None, "sync", TRAINER_MODE)
 # Ends of keys that tell the sizes of batches and how they are spread.
@@ -81,6 +81,8 @@ def check(
     report = _report(run, preset, choices, (arguments or ()) if script is not None else ())
     if asked == "observe" and any(key_of(argument) == PRESET_KEY for argument in run.arguments):
         run.notes.append(f"{PRESET_KEY}=observe switches nothing on; the answer is {preset}'s")
+    if ENGINE_KEY in OmegaConf.missing_keys(run.config) and not run.own_program:
+        run.notes.append(f"{ENGINE_KEY} is not given, and verl has no default: such a run ends at its start")
     for note in run.notes:
         typer.echo(f"verl-fuse: {note}", err=True)
     if as_json:

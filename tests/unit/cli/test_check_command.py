@@ -263,6 +263,13 @@ def test_a_plan_is_left_out_of_the_answer_and_of_what_is_pasted(found, said):
     assert note in said("--", *planned)[2]
 
 
+def test_an_engine_that_is_not_given_is_told(said):
+    name = f"{ROLLOUT}.name"
+    given = [one for one in COMMON if not one.startswith(f"{name}=")]
+    assert f"{name} is not given, and verl has no default" in said("--", *given)[2]
+    assert name not in said("--", *given, f"{name}=vllm")[2]
+
+
 def test_the_switch_of_the_environment_is_told(said, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("VERL_FUSE", "off")
     code, out, err = said("--", *COMMON)
