@@ -1,6 +1,6 @@
 """`python -m ci.docs configuration` writes the configuration reference and the table of features in the README,
 `recipes` what `fuse.preset=fast` chooses for the recipes of GPUs, `site` builds the site, and `picture TITLE=RUN...`
-draws the picture of the README from the folders of runs (stock verl is a run in observe mode)."""
+draws the picture of the README from the folders of runs ("verl, observed" is one in observe mode)."""
 
 import sys
 from pathlib import Path
