@@ -44,10 +44,11 @@ def _models(get: Get) -> Iterator[Refusal]:
         f"{_NEEDS} needs Megatron engines (model_engine=megatron): FSDP's have no pipeline to fuse, they train "
         "serially; set it to false"
     )
-    for key in (f"{role}.strategy" for role in (ACTOR, CRITIC)):
-        if get(key) != "megatron":
-            yield Refusal(key, get(key), allowed)
-    if get("fuse.pipeline.schedule") != "serial":
+    others = [key for key in (f"{ACTOR}.strategy", f"{CRITIC}.strategy") if get(key) != "megatron"]
+    for key in others:
+        yield Refusal(key, get(key), allowed)
+    # Megatron's settings are nobody's where no engine is Megatron's.
+    if get("fuse.pipeline.schedule") != "serial" and len(others) < 2:
         yield from _engines(get)
     yield from _environment(get)
 
