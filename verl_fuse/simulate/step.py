@@ -92,8 +92,6 @@ def simulate_step(
         workload = replace(workload, old_log_prob=False)
     if "values" in features and workload.minibatches == 1:
         workload = replace(workload, values=False)
-    if "zero_gradient" not in features:
-        workload = replace(workload, zero_gradient=0.0)
     if "placement" in features:
         plan = chosen_placement(workload, plan, cost, strategy, options)
     return _simulated(workload, plan, cost, strategy, rng, options, policy)
@@ -209,7 +207,8 @@ def _left_out(features: frozenset[str], workload: Workload) -> Iterator[str]:
     if "zero_gradient" in features:
         yield f"{workload.zero_gradient:.0%} of the samples have no gradient"
     if "old_log_prob" in features and workload.old_log_prob:
-        yield f"old log-probs of {workload.minibatches - 1} of {workload.minibatches} mini-batches are needed"
+        of = ", of samples with a gradient" if workload.zero_gradient else ""
+        yield f"old log-probs of {workload.minibatches - 1} of {workload.minibatches} mini-batches are needed{of}"
     if "values" in features and workload.critic is None:
         yield "no critic is trained"
     elif "values" in features and workload.values:
@@ -227,6 +226,10 @@ def step_tasks(
     policy: SimulatedPolicy | None = None,
 ) -> tuple[list[Task], GenerationResult]:
     """Return the tasks of one step with the lengths drawn for it."""
+    # With metrics of what is computed, samples without a gradient need no old log-probs, whatever the loss trains.
+    passed = 1 - workload.zero_gradient
+    if "zero_gradient" not in features:
+        workload = replace(workload, zero_gradient=0.0)
     tokens = lengths.prompt + lengths.response
     batches = {
         c.name: shared_batch(lengths, workload.minibatches if c.kind == "train" else 1)
@@ -253,9 +256,7 @@ def step_tasks(
         call.name: infer_seconds(workload, call, plan.call(call.name), cost, batches[call.name]) for call in infer
     }
     for name in short & seconds.keys():
-        # Samples without a gradient need no old log-probs.
-        needed = 1 - workload.zero_gradient if name == "actor_infer" else 1.0
-        seconds[name] *= needed * (1 - 1 / workload.minibatches)
+        seconds[name] *= (passed if name == "actor_infer" else 1.0) * (1 - 1 / workload.minibatches)
     left = dict(seconds)
     if generation.inference_end is not None:
         _scale(left, takeover, generation.inference_end - generation.end)
