@@ -37,6 +37,8 @@ from verl_fuse.spec.yaml_file import MOST_YAML_BYTES, parse_yaml
 PRESET_KEY = "fuse.preset"
 VERL_CONFIG, CONFIG_NAME = "pkg://verl.trainer.config", "ppo_trainer"
 _YAML = (".yaml", ".yml")
+# Files that are read as shell scripts by mistake.
+_NO_SCRIPTS = (".md", ".py", ".ipynb", ".json")
 # Hydra's options that take a value (hydra/_internal/utils.py).
 _PATH, _NAME, _DIRECTORY = ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd")
 _WITH_VALUE = (*_PATH, *_NAME, *_DIRECTORY, "--package", "-p", "--cfg", "-c", "--info", "-i")
@@ -71,6 +73,8 @@ def read_run(arguments: Sequence[str], script: Path | None) -> Run:
         return _composed(found or Launch(0, TRAINER, tuple(arguments)), None)
     if script.suffix in _YAML:
         return _of_yaml(script, arguments)
+    if script.suffix in _NO_SCRIPTS:
+        raise FuseError(f"{script}: needs a shell script that starts {TRAINER}, or a YAML file")
     launch, passes = load(script, lambda text: find_launch(text, str(script), arguments, os.environ))
     if not passes:
         launch = Launch(launch.line, launch.trainer, (*launch.arguments, *arguments), launch.lost)

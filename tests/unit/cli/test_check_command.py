@@ -415,6 +415,7 @@ def test_a_choice_of_fuse_in_a_configuration_is_not_pasted_again(found, tmp_path
         ("run.yaml", "a: [1", "run.yaml: not YAML"),
         ("run.yaml", "- 1", "run.yaml: needs a block of verl's keys"),
         ("run.yaml", "defaults:\n  - no_such_thing", "Could not load 'no_such_thing'"),
+        ("README.md", f"Run `{RUN}`, it isn't hard.", "README.md: needs a shell script that starts verl.trainer"),
         ("gone.sh", None, "gone.sh: cannot be read: No such file"),
     ],
 )
