@@ -1,7 +1,7 @@
 """Compare whole steps of the commonest public configuration, the case `common` of `ci.bench.step`: stock verl, one
 feature of the update after the other, and what `fuse.preset=fast` chooses, with and without slices.
 
-    python -m ci.bench.common [--rounds 1] [--steps 11] [--layers 8] [--keep DIRECTORY]
+    python -m ci.bench.common [--arms stock fast] [--rounds 1] [--steps 11] [--layers 8] [--keep DIRECTORY]
 
 Each arm is a run of its own on the same prompts; ratios are of sums of seconds, stock over the arm, intervals 95 % over
 steps. `max_difference` is the largest of a parameter between stock and `fast` after three steps of the same rollouts,
@@ -87,6 +87,7 @@ def _norm(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
 
 def main() -> None:
     arguments = parser(__doc__, "leave runs and measurements here, and go on with those that are there")
+    arguments.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(ARMS), help="with stock; all")
     arguments.add_argument("--rounds", type=int, default=1)
     arguments.add_argument("--steps", type=int, default=11, help="measured steps of a run")
     arguments.add_argument("--layers", type=int, default=LAYERS, help="of the model")
@@ -101,20 +102,20 @@ def main() -> None:
             home, (case, rung) = folder / f"{number}-{arm}", ARMS[arm]
             return run(home, case, overrides(case, rung, task, home, size, number))
 
-        found = to_and_fro(list(ARMS), given.rounds, steps)
+        found = to_and_fro([arm for arm in ARMS if arm in {STOCK, *given.arms}], given.rounds, steps)
         stock, every = found[STOCK], [step for steps in found.values() for step in steps]
-        ratios = {arm: compared(stock, found[arm]) for arm in ARMS if arm != STOCK}
+        ratios = {arm: compared(stock, steps) for arm, steps in found.items() if arm != STOCK}
         return {
             "bench": "common",
             "arms": {arm: ratio["ratio"] for arm, ratio in ratios.items()},
             "intervals": {arm: ratio["interval"] for arm, ratio in ratios.items()},
-            "interval": ratios[FAST]["interval"],
+            **({"interval": ratios[FAST]["interval"]} if FAST in ratios else {}),
             "lost": int(sum(of(every, "lost"))),
             "duplicated": int(sum(of(every, "duplicated"))),
             "steps": len(stock),
             "tokens": {arm: int(sum(of(steps, "tokens"))) for arm, steps in found.items()},
             "shares": {arm: shares(steps) for arm, steps in found.items()},
-            **differences(folder, task, size),
+            **(differences(folder, task, size) if FAST in ratios else {}),
         }
 
     in_folder(given.keep, work, again=True)

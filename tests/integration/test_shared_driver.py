@@ -4,6 +4,7 @@ imported, not run."""
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 from omegaconf import OmegaConf
@@ -28,7 +29,12 @@ def batch() -> KVBatchMeta:
 
 
 def part(
-    places: bool = True, ref_in_actor: bool = False, dynamic: bool = True, shuffle: bool = False, balance: bool = False
+    places: bool = True,
+    ref_in_actor: bool = False,
+    dynamic: bool = True,
+    shuffle: bool = False,
+    balance: bool = False,
+    models: tuple[Literal["actor", "critic"], ...] = ("actor",),
 ) -> PlacedPrompts:
     passes = {"log_prob_use_dynamic_bsz": dynamic, "log_prob_micro_batch_size_per_gpu": 2}
     actor = {
@@ -44,6 +50,7 @@ def part(
             "rollout": {"n": SAMPLES, **passes},
             "model": {"use_remove_padding": False},
         },
+        "critic": {"ppo_mini_batch_size": 4, "shuffle": shuffle},
     }
     asked = []
 
@@ -52,7 +59,7 @@ def part(
             asked.append((name, model))
             return [(70, 30, 10), (30, 10, 5)]
 
-        return SimpleNamespace(_dispatch_info={"actor": [0, 1], "ref": [0, 1]}, take_tokens=take_tokens)
+        return SimpleNamespace(_dispatch_info=dict.fromkeys(("actor", "ref", "train"), [0, 1]), take_tokens=take_tokens)
 
     trainer = SimpleNamespace(
         config=OmegaConf.create(config),
@@ -60,8 +67,9 @@ def part(
         ref_in_actor=ref_in_actor,
         actor_rollout_wg=workers("actor's"),
         ref_policy_wg=workers("reference's"),
+        critic_wg=workers("critic's"),
     )
-    made = PlacedPrompts(trainer, places, balance)
+    made = PlacedPrompts(trainer, models, models if places else (), balance)
     made.asked = asked
     return made
 
@@ -144,6 +152,25 @@ def test_saved_tokens_are_those_of_all_calls_of_a_step():
     shared._trainer.global_steps = 4
     run("old_log_prob")
     assert shared.metrics == {"fuse/old_log_prob_shared_tokens": saved}
+
+
+def test_a_critic_has_an_order_of_its_own_for_values_and_update():
+    got, metrics = [], {"perf/mfu/critic": 0.4}
+    shared = part(models=("critic",))
+    back = shared.method("values", lambda rows, metrics: got.append(rows) or rows)(batch(), {})
+    assert back.keys == batch().keys
+    shared.method("update_critic", lambda rows, metrics: got.append(rows))(batch(), metrics)
+    # One mini-batch of the critic is two of the actor.
+    for rows in got:
+        assert sorted(rows.keys) == sorted(batch().keys)
+        assert [len(prompts) for prompts in of_ranks(rows.keys)[0]] == [2, 2]
+    assert metrics == {"perf/mfu/critic": pytest.approx(0.3)}
+    assert shared.asked == [("critic's", "critic")] * 2
+    assert set(shared.metrics) == {"fuse/values_shared_tokens", "fuse/update_critic_shared_tokens"}
+    for stage in ("old_log_prob", "ref", "update_actor"):
+        assert shared.method(stage, stock := object()) is stock
+    part(models=("critic",), shuffle=True).method("update_critic", lambda rows, metrics: got.append(rows))(batch(), {})
+    assert got[-1].keys == batch().keys
 
 
 def test_adapters_reference_is_the_actor():

@@ -162,7 +162,11 @@ def _numbers(config: Any, response_logits: bool, shared_prompts: bool) -> dict[s
 
     from verl_fuse.host.inference.response_logits import ResponseLogits, response_logits_worker_class
     from verl_fuse.host.inference.slice_models import build_models, compute
-    from verl_fuse.host.sharing.engine import SharedPrompts, shared_prompts_worker_class
+    from verl_fuse.host.sharing.engine import (
+        SharedPrompts,
+        shared_prompts_critic_class,
+        shared_prompts_worker_class,
+    )
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
 
     kind = response_logits_worker_class(ActorRolloutRefWorker, True) if response_logits else ActorRolloutRefWorker
@@ -171,7 +175,7 @@ def _numbers(config: Any, response_logits: bool, shared_prompts: bool) -> dict[s
     # The value head is new.
     torch.manual_seed(0)
     # verl's order, one process for all of them, as in its workers.
-    critic = TrainingWorker(config=of_critic)
+    critic = (shared_prompts_critic_class(TrainingWorker) if shared_prompts else TrainingWorker)(config=of_critic)
     critic.reset()
     policy = {role: kind(config=config.actor_rollout_ref.copy(), role=role) for role in ("ref", "actor")}
     for worker in policy.values():
@@ -187,7 +191,8 @@ def _numbers(config: Any, response_logits: bool, shared_prompts: bool) -> dict[s
     for models in (own, copies):
         for kind, on in ((ResponseLogits, response_logits), (SharedPrompts, shared_prompts)):
             found = {stage: isinstance(model.engine, kind) for stage, model in models.items()}
-            assert found == {"old_log_prob": on, "ref": on, "values": False}
+            # A value head makes one number a token.
+            assert found == {"old_log_prob": on, "ref": on, "values": on and kind is SharedPrompts}
     for stage in ("old_log_prob", "values"):
         load_parameters(copies[stage].engine, list(export_parameters(own[stage].engine)))
     calls = {
@@ -202,7 +207,7 @@ def _numbers(config: Any, response_logits: bool, shared_prompts: bool) -> dict[s
         assert fields is not None
         for name, of_model in mine.items():
             fields_of[name] = [[row.float().numpy() for row in of.unbind()] for of in (of_model, fields[name])]
-        if shared_prompts and stage != "values":
+        if shared_prompts:
             for model in (own[stage], copies[stage]):
                 _, prompts, computed = model.engine.take_tokens()
                 assert prompts - computed == LENGTHS[0][0] - 1, "two rows have the same prompt"

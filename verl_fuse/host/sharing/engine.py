@@ -1,7 +1,8 @@
 """Lets verl's FSDP engine of a language model, or of a critic, compute the prompt of several samples once.
 
 verl's own code prepares the inputs of the rows that are computed (`SharedPlan`) and makes log-probs and entropies, or
-values, of them; they come back as verl has them, with a value for each token of each sample. The loss is verl's, on verl's rows.
+values, of them; they come back as verl has them, with a value for each token of each sample. The loss is verl's, on
+verl's rows.
 
 Invariants (tests/integration/test_shared_prompts.py):
 - log-probs, entropies, losses, gradients and parameters are verl's, up to rounding;
