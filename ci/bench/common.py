@@ -5,7 +5,7 @@ feature of the update after the other, and what `fuse.preset=fast` chooses, with
 
 Each arm is a run of its own on the same prompts; ratios are of sums of seconds, stock over the arm, intervals 95 % over
 steps. `max_difference` is the largest of a parameter between stock and `fast` after three steps of the same rollouts,
-which stock records and verl replays; `of_splits` that between two runs of stock with micro-batches of other sizes;
+which stock records and all replay; `of_splits` that between two runs of stock with micro-batches of other sizes;
 `difference` and `difference_of_splits` are the norms of these differences, over that of the change from the first step
 to the last. With `--keep`, runs that are there already are not repeated.
 """
@@ -36,10 +36,12 @@ ARMS = {
     FAST: (replace(COMMON, features={"preset": PRESET}), ALL),
     COLOCATED: (replace(COMMON, features={"preset": (*PRESET, "fuse.interstage.enabled=false")}), ALL),
 }
-# Steps of the same rollouts, and the arms that compute them: the last with micro-batches of other sizes.
+# Steps of the same rollouts, and the arms that compute them: the first generates (a replay draws new uids, and with them
+# other mini-batches), the last has micro-batches of other sizes.
 REPLAYED = 3
-SPLIT = "split"
+RECORDED, SPLIT = "recorded", "split"
 OF_REPLAY = {
+    RECORDED: (),
     STOCK: (),
     FAST: (),
     SPLIT: (
@@ -63,8 +65,8 @@ def differences(folder: Path, task: Path, size: Size) -> dict[str, float]:
         home.mkdir(parents=True, exist_ok=True)
         launch(home, "step_recorder", settings, home / "run.log", case.recipe, STEP_RECORD_DIR=str(home / "numbers"))
         (home / "ended").write_text(json.dumps(settings))
-    stock, fast, split = ({**_parameters(folder / f"replay-{arm}", REPLAYED)} for arm in OF_REPLAY)
-    before = {**_parameters(folder / f"replay-{STOCK}", 1)}
+    stock, fast, split = (dict(_parameters(folder / f"replay-{arm}", REPLAYED)) for arm in (STOCK, FAST, SPLIT))
+    before = dict(_parameters(folder / f"replay-{STOCK}", 1))
     changed = _norm(stock, before)
     return {
         "max_difference": max(float(np.abs(stock[name] - fast[name]).max()) for name in stock),

@@ -59,7 +59,8 @@ def part(
             asked.append((name, model))
             return [(70, 30, 10), (30, 10, 5)]
 
-        return SimpleNamespace(_dispatch_info=dict.fromkeys(("actor", "ref", "train"), [0, 1]), take_tokens=take_tokens)
+        ranks = {mesh: [0, 1] for mesh in ("actor", "ref", "train")}
+        return SimpleNamespace(_dispatch_info=ranks, take_tokens=take_tokens)
 
     trainer = SimpleNamespace(
         config=OmegaConf.create(config),

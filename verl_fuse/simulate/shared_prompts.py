@@ -38,12 +38,7 @@ def shares(call: Call, plan: Plan, features: frozenset[str]) -> bool:
     prompt, and not on a critic's own devices."""
     streamed = call.kind == "infer" and features & {"interstage", "streaming"}
     models = ("actor", "reference") if "placement" in features else ("actor", "reference", "critic")
-    return (
-        FEATURE in features
-        and call.role in models
-        and not streamed
-        and plan.call(call.name).layout.shards > 0
-    )
+    return FEATURE in features and call.role in models and not streamed and plan.call(call.name).layout.shards > 0
 
 
 def notes_of(workload: Workload, plan: Plan, features: frozenset[str]) -> Iterator[str]:

@@ -29,8 +29,8 @@ class Arm:
     """How three steps are trained: by stock verl (`lean` is None) or leanly, with logits of all tokens or of
     `responses` alone, each prompt computed for each sample or once (`share`), in verl's order of rows or balanced
     within mini-batches (`balance`); `fault` is planted. `prompts`: samples of a group have the same one; `turns`: the
-    last two of them are later turns of the first one. `temperature`: of the whole batch; None: 1.0 for each row. `eps` is Adam's: with a small one the first steps make much of the
-    rounding in a gradient that is nearly 0."""
+    last two of them are later turns of the first one. `temperature`: of the whole batch; None: 1.0 for each row. `eps`
+    is Adam's: with a small one the first steps make much of the rounding in a gradient that is nearly 0."""
 
     lean: dict[str, Any] | None = None
     responses: bool = False

@@ -1,12 +1,12 @@
-"""A critic in verl's own TrainingWorker, in the one whose update computes its values, and with prompts computed once, on
-FSDP or Megatron, gloo processes, fixed batches: several steps of each, side by side.
+"""A critic in verl's own TrainingWorker, in the one whose update computes its values, and with prompts computed once,
+on FSDP or Megatron, gloo processes, fixed batches: several steps of each, side by side.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
 
 import os
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -52,9 +52,7 @@ def spread(keys: Sequence[str], lengths: Mapping[str, int], parts: int, group_of
     return [key for part in range(parts) for key in ranked[part::parts]]
 
 
-def packed(
-    groups: Sequence[list[Row]], parts: int, size: int, work: Callable[[list[Row]], int]
-) -> list[list[Row]]:
+def packed(groups: Sequence[list[Row]], parts: int, size: int, work: Callable[[list[Row]], int]) -> list[list[Row]]:
     """Return `parts` lists of `size` rows: groups whole as long as a list has room for them, those of the most work
     first, to the list with the least."""
     waiting = deque(sorted(groups, key=work, reverse=True))

@@ -95,8 +95,8 @@ def shared_tokens(length: int, answer: int) -> int:
 
 
 def prompt_groups(data: Any) -> torch.Tensor:
-    """Return (rows, 2) for a batch: the number of each row's group, and the tokens that it shares with the group's rows.
-    Rows of a group have the same temperature, and the same tokens at the same positions as far as they share them."""
+    """Return (rows, 2) for a batch: the number of each row's group, and the tokens that the group's rows share. Rows of
+    a group have the same temperature, and the same tokens at the same positions as far as they share them."""
     members: dict[tuple[float, bytes], list[int]] = {}
     ends = data["input_ids"].offsets().tolist()
     lengths, answers = (data[name].offsets().diff().tolist() for name in ("input_ids", "responses"))
