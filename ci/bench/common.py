@@ -36,8 +36,8 @@ ARMS = {
     FAST: (replace(COMMON, features={"preset": PRESET}), ALL),
     COLOCATED: (replace(COMMON, features={"preset": (*PRESET, "fuse.interstage.enabled=false")}), ALL),
 }
-# Steps of the same rollouts, and the arms that compute them: the first generates (a replay draws new uids, and with them
-# other mini-batches), the last has micro-batches of other sizes.
+# Steps of the same rollouts, and the arms that compute them: the first generates (a replay draws new uids, and so other
+# mini-batches), the last has micro-batches of other sizes.
 REPLAYED = 3
 RECORDED, SPLIT = "recorded", "split"
 OF_REPLAY = {
