@@ -95,7 +95,7 @@ class UpdatePlugin:
         # A critic that cannot is left as it is, and with a preset an actor, too.
         asked: list[Model] = ["actor"] if block.share_prompts else []
         asked += ["critic"] if critic_shares(getter(trainer.config)) else []
-        shared = [model for model in asked if trainer.shares_prompts(model)]
+        shared: list[Model] = [model for model in asked if trainer.shares_prompts(model)]
         placed = placed_models(getter(trainer.config))
         if block.skip_values:
             trainer.use_own_values()
@@ -117,7 +117,7 @@ class UpdatePlugin:
         if block.balance:
             trainer.use_balanced_updates([model for model in placed if model not in shared])
         if shared:
-            places = [model for model in placed if model in shared]
+            places: list[Model] = [model for model in placed if model in shared]
             trainer.use_shared_prompts(shared, places, balance=bool(block.balance))
 
     def _require_memory(self, trainer: Trainer) -> None:
