@@ -81,7 +81,7 @@ class InterstagePlugin:
             logger.warning(left_out)
         if self._infers:
             self._require_memory(trainer)
-            self._by_prompt = bool(getter(trainer.config)(SHARED_PROMPTS))
+            self._by_prompt = bool(getter(trainer.config)(SHARED_PROMPTS)) and trainer.shares_prompts()
         if self._infers and self._block.layout == "slices":
             trainer.use_slices()
         if self._block.enabled and self._block.migration_threshold == "auto":

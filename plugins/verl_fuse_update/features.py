@@ -124,10 +124,10 @@ def _shared_prompts(run: "Recording") -> "Saving":
 
     if FEATURE in run.on:
         return Saving("it was on: prompts were computed once", on=True)
-    passes = (OLD_LOG_PROB, REF_LOG_PROB, VALUES)
     # Each stage's mini-batches, in each of which a prompt is computed.
-    cut = {**dict.fromkeys(passes, 1), UPDATE_ACTOR: run.mini_batches.get("actor", 1)}
-    cut[UPDATE_CRITIC] = run.mini_batches.get("critic", 1)
+    cut = {OLD_LOG_PROB: 1, REF_LOG_PROB: 1, UPDATE_ACTOR: run.mini_batches.get("actor", 1)}
+    if not (run.stages.get(FUSED_UPDATE) or run.stages.get(DEFER_CRITIC)):
+        cut |= {VALUES: 1, UPDATE_CRITIC: run.mini_batches.get("critic", 1)}
     saved, seconds = [], 0.0
     for step in run.steps:
         if step.group is None:

@@ -7,7 +7,7 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
-from verl_fuse.spec.composed import Get, getter
+from verl_fuse.spec.composed import Get, getter, has_critic
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import LaneView, Refusal, RolloutView
 from verl_fuse_update.config import UpdateConfig
@@ -22,6 +22,7 @@ from verl_fuse_update.refusals import (
     SKIP,
     STREAM,
     Model,
+    critic_apart,
     critic_shares,
     is_row_loss,
     is_token_mean,
@@ -94,9 +95,13 @@ class UpdatePlugin:
         block: UpdateConfig = trainer.block("update")
         # A critic that cannot is left as it is, and with a preset an actor, too.
         asked: list[Model] = ["actor"] if block.share_prompts else []
-        asked += ["critic"] if critic_shares(getter(trainer.config)) else []
+        if critic_shares(getter(trainer.config)):
+            asked.append("critic")
         shared: list[Model] = [model for model in asked if trainer.shares_prompts(model)]
         placed = placed_models(getter(trainer.config))
+        if block.share_prompts and has_critic(getter(trainer.config)) and "critic" not in shared:
+            why = critic_apart(getter(trainer.config)) or "its model cannot"
+            logger.info("%s=true: the critic computes the prompt of each sample: %s", SHARE, why)
         if block.skip_values:
             trainer.use_own_values()
         if block.stream:

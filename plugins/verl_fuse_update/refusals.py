@@ -247,10 +247,23 @@ def placed_models(get: Get) -> list[Model]:
     return [*([] if switched_on(get) else ["actor"]), *(["critic"] if has_critic(get) else [])]  # type: ignore[list-item]
 
 
+def critic_apart(get: Get) -> str | None:
+    """Return the reason why a critic computes the prompt of each sample."""
+    if get("fuse.placement.critic"):
+        return "fuse.placement.critic: it is asked for nothing while its update runs"
+    for key in ("use_liger", "mtp.enable", "lora.dropout"):
+        if get(f"{CRITIC}.model.{key}"):
+            return f"{CRITIC}.model.{key}={get(f'{CRITIC}.model.{key}')} was not run"
+    if get(f"{CRITIC}.fsdp.qat.enable"):
+        return f"{CRITIC}.fsdp.qat.enable=true was not run"
+    if get(f"{CRITIC}.loss_agg_mode") == "seq-mean-token-sum-norm" and get(f"{CRITIC}.loss_scale_factor") is None:
+        return f"{CRITIC}.loss_scale_factor=null: a micro-batch is divided by its longest response"
+    return None
+
+
 def critic_shares(get: Get) -> bool:
-    """Tell whether prompts are computed once for the critic, too: a critic with devices of its own is asked for nothing
-    while its update runs."""
-    return bool(get(SHARE)) and has_critic(get) and not get("fuse.placement.critic")
+    """Tell whether prompts are computed once for the critic, too."""
+    return bool(get(SHARE)) and has_critic(get) and not critic_apart(get)
 
 
 def _balanced(get: Get) -> Iterator[Refusal]:

@@ -407,10 +407,10 @@ def test_the_rest_is_shared_by_tokens_longest_first():
     from verl_fuse.host.inference.samples import share
 
     lengths = {"a": 9, "b": 8, "c": 5, "d": 4, "e": 3, "f": 1}
-    assert share(lengths, {"slice 0": 1, "slice 1": 1}, str) == {"slice 0": ["a", "d", "e"], "slice 1": ["b", "c", "f"]}
-    assert share(lengths, {"slice 0": 2, "slice 1": 2}, str) == {"slice 0": ["a", "b"], "slice 1": ["c", "d", "e", "f"]}
-    assert share({"a": 9, "b": 8, "c": 5}, {"slice 0": 2}, str) == {"slice 0": ["a", "b"]}
-    assert share({}, {"slice 0": 2}, str) == {}
+    assert share(lengths, {"slice 0": 1, "slice 1": 1}) == {"slice 0": ["a", "d", "e"], "slice 1": ["b", "c", "f"]}
+    assert share(lengths, {"slice 0": 2, "slice 1": 2}) == {"slice 0": ["a", "b"], "slice 1": ["c", "d", "e", "f"]}
+    assert share({"a": 9, "b": 8, "c": 5}, {"slice 0": 2}) == {"slice 0": ["a", "b"]}
+    assert share({}, {"slice 0": 2}) == {}
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from verl_fuse.spec.composed import ROLLOUT, getter
 app = typer.Typer(add_completion=False)
 
 PRESET: PresetName = "fast"
-MODE, PLAN_KEY, ENGINE_KEY = "trainer.v1.trainer_mode", "fuse.plan", f"{ROLLOUT}.name"
+MODE, PLAN_KEY = "trainer.v1.trainer_mode", "fuse.plan"
 # Modes in which the run is synchronous; verl's others train on samples of older weights.
 _SYNCHRONOUS = (None, "sync", TRAINER_MODE)
 # Ends of keys that tell the sizes of batches and how they are spread.
@@ -81,8 +81,9 @@ def check(
     report = _report(run, preset, choices, (arguments or ()) if script is not None else ())
     if asked == "observe" and any(key_of(argument) == PRESET_KEY for argument in run.arguments):
         run.notes.append(f"{PRESET_KEY}=observe switches nothing on; the answer is {preset}'s")
-    if ENGINE_KEY in OmegaConf.missing_keys(run.config) and not run.own_program:
-        run.notes.append(f"{ENGINE_KEY} is not given, and verl has no default: such a run ends at its start")
+    rollout = OmegaConf.select(run.config, ROLLOUT, default=None)
+    if rollout is not None and OmegaConf.is_missing(rollout, "name") and not run.own_program:
+        run.notes.append(f"{ROLLOUT}.name is not given, and verl has no default: such a run ends at its start")
     for note in run.notes:
         typer.echo(f"verl-fuse: {note}", err=True)
     if as_json:

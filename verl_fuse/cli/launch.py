@@ -27,7 +27,7 @@ from verl_fuse.cli.composition import (
     composed,
     unreadable,
 )
-from verl_fuse.cli.shell import TRAINER, Launch, find_launch, launch_of, shown, told_end, untold
+from verl_fuse.cli.shell import TRAINER, Launch, find_launch, launch_of, of_environment, shown, told_end, untold
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.spec.block import key_of, written
@@ -82,7 +82,7 @@ def read_run(arguments: Sequence[str], script: Path | None) -> Run:
 
 
 def _composed(launch: Launch, script: Path | None) -> Run:
-    options, words = _options(launch.arguments)
+    options, words = _options(list(map(of_environment, launch.arguments)))
     notes = []
     if not launch.is_verl_s:
         notes.append(f"{launch.trainer} is another trainer than {TRAINER}, and is checked as that one")

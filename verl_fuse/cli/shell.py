@@ -16,6 +16,7 @@ stays), `exit`, `exec` and `return` (what stands behind them is read too), and b
 
 import ast
 import operator
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ TRAINER = "verl.trainer.main_ppo"
 # No blank in it splits a word.
 _BEGIN, _END, _BLANK = "\ue000", "\ue001", "\ue002"
 _MARK = re.compile(f"{_BEGIN}([^{_END}]*){_END}")
+_OC_ENV = re.compile(r"\$\{oc\.env:(\w+)\}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^]]*)\])?(\+?)=")
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]")
@@ -112,6 +114,11 @@ def untold(text: str) -> list[str]:
     """Return what the script does not tell of this text: names of variables, or text of the script."""
     found = (text.replace(_BLANK, " ") for text in _MARK.findall(text))
     return [text.removeprefix("$") if _NAME.fullmatch(text[1:]) else text for text in found]
+
+
+def of_environment(text: str) -> str:
+    """Return the text with the variables that OmegaConf reads and that are not set here as what is not told."""
+    return _OC_ENV.sub(lambda found: found[0] if found[1] in os.environ else f"{_BEGIN}{found[1]}{_END}", text)
 
 
 def shown(text: str) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from omegaconf import OmegaConf
+
 from verl_fuse.host import assembly
 from verl_fuse.host.inference.refresh import SliceRefresh
 from verl_fuse.host.rollout.routing import Routing
@@ -62,7 +64,8 @@ class Features:
         """Run inference on slices, as replicas are released. Needs `streamed_stages`."""
         trainer = self._trainer
         slices = assembly.build_slices(trainer)
-        trainer.inference.use_slices(slices.lanes(assembly.extra_info(trainer)), slices.group_of)
+        shares = bool(OmegaConf.select(trainer.config, "fuse.update.share_prompts")) and self.shares_prompts()
+        trainer.inference.use_slices(slices.lanes(assembly.extra_info(trainer)), shares)
         export = partial(assembly.exported, trainer, trainer.inference.stages)
         on_devices = assembly.exports_on_devices(trainer.config)
         trainer.parts.append(SliceRefresh(slices, trainer.lane, export, on_devices))

@@ -34,8 +34,8 @@ def shared_batch(lengths: DrawnLengths, mini_batches: int) -> Batch:
 
 
 def shares(call: Call, plan: Plan, features: frozenset[str]) -> bool:
-    """Tell whether a call computes prompts once: with FSDP, not while others generate, when a call has few samples of a
-    prompt, and not on a critic's own devices."""
+    """Tell whether a call computes prompts once: with FSDP, and not on a critic's own devices. Calls while others
+    generate share what they happen to have of a prompt, which is not counted."""
     streamed = call.kind == "infer" and features & {"interstage", "streaming"}
     models = ("actor", "reference") if "placement" in features else ("actor", "reference", "critic")
     return FEATURE in features and call.role in models and not streamed and plan.call(call.name).layout.shards > 0

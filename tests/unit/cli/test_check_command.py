@@ -268,6 +268,8 @@ def test_an_engine_that_is_not_given_is_told(said):
     given = [one for one in COMMON if not one.startswith(f"{name}=")]
     assert f"{name} is not given, and verl has no default" in said("--", *given)[2]
     assert name not in said("--", *given, f"{name}=vllm")[2]
+    # The variables of a cluster are not set where a run is checked.
+    assert name in said("--", *given, "trainer.default_local_dir='${oc.env:NO_SUCH_VARIABLE}/x'")[2]
 
 
 def test_the_switch_of_the_environment_is_told(said, monkeypatch: pytest.MonkeyPatch):

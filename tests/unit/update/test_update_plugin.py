@@ -198,8 +198,17 @@ def test_a_critic_on_the_actors_devices_computes_prompts_once():
     both = made(VALUES)
     assert both.take_tokens
     assert both.values_of_update
-    assert both.reset is not made().reset
-    assert made(**{"fuse.placement.critic": "auto"}) is None
+    names = [kind.__name__ for kind in both.__mro__]
+    assert names[:2] == ["OwnValuesSharedPromptsWorker", "SharedPromptsWorker"]
+    norm = {"critic.loss_agg_mode": "seq-mean-token-sum-norm"}
+    assert made(**norm, **{"critic.loss_scale_factor": 64}).take_tokens
+    for apart in (
+        {"fuse.placement.critic": "auto"},
+        norm,
+        {"critic.fsdp.qat.enable": True},
+        {"critic.model.use_liger": True},
+    ):
+        assert made(**apart) is None
     assert made(**{"algorithm.adv_estimator": "grpo"}) is None
 
 

@@ -15,7 +15,7 @@ Invariants (tests/integration/test_inference_barrier.py):
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +25,10 @@ from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.inference.completeness import require_complete
 from verl_fuse.host.inference.lane import Lane
-from verl_fuse.host.inference.micro_groups import GroupOf, share, spread, top_up
+from verl_fuse.host.inference.micro_groups import Prompts, share, spread, top_up
 from verl_fuse.host.upstream.rows import rows, tags_of
 from verl_fuse.spec.step import LaneView, Stage
+from verl_fuse.spec.trajectory import TrajectoryKey
 
 # A stock stage method of the trainer: computes the fields of its stage for a batch, adds metrics, returns the batch.
 StageCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
@@ -67,7 +68,7 @@ class SampleInference:
         self._lane = lane
         self._beside = beside
         self._slices: dict[str, SliceLane] = {}
-        self._group_of: GroupOf = str
+        self._share_prompts = False
         self._calls = calls
         self._dp_size = dp_size
         self._multiples = multiples
@@ -75,11 +76,11 @@ class SampleInference:
         self._extra_info = extra_info
         self.begin_step()
 
-    def use_slices(self, slices: Sequence[SliceLane], group_of: GroupOf = str) -> None:
-        """Offer policies these slices instead of the training workers from now on; samples of a group go to a rank
-        together."""
+    def use_slices(self, slices: Sequence[SliceLane], share_prompts: bool = False) -> None:
+        """Offer policies these slices instead of the training workers from now on; with `share_prompts` their ranks
+        compute each prompt once."""
         self._slices = {slice.lane.name: slice for slice in slices}
-        self._group_of = group_of
+        self._share_prompts = share_prompts
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -142,7 +143,8 @@ class SampleInference:
         if not self._slices:
             return
         lengths = {key: int(tag["seq_len"]) for key, tag in tags.items() if key not in self._taken}
-        groups = share(lengths, {name: slice.multiple for name, slice in self._slices.items()}, self._group_of)
+        multiples = {name: slice.multiple for name, slice in self._slices.items()}
+        groups = share(lengths, multiples, _prompts(lengths, tags) if self._share_prompts else {})
         pieces: Pieces = deque((self._number(), keys, stage) for stage in self.stages for keys in groups.values())
         mine = {key: dict(tags[key]) for members in groups.values() for key in members}
         for slice in self._slices.values() if pieces else ():
@@ -199,7 +201,8 @@ class SampleInference:
     ) -> None:
         # A sample counts where its first stage is computed.
         samples = len(keys) if self.stages[0] in stages else 0
-        work = partial(slice.infer, _spread(keys, tags, slice.dp_size, self._group_of), tags, stages)
+        order = _spread(keys, tags, slice.dp_size, self._share_prompts)
+        work = partial(slice.infer, order, tags, stages)
         slice.lane.recorded("micro-group", "inference", work, samples=samples, micro_group=index)
         for stage in stages:
             self._done[stage].update(keys)
@@ -245,5 +248,12 @@ class SampleInference:
         return rows(_spread([batch.keys[row] for row in chosen], tags, self._dp_size), tags, batch.extra_info)
 
 
-def _spread(keys: Sequence[str], tags: Mapping[str, dict], parts: int, group_of: GroupOf = str) -> list[str]:
-    return spread(keys, {key: int(tags[key]["seq_len"]) for key in keys}, parts, group_of)
+def _spread(keys: Sequence[str], tags: Mapping[str, dict], parts: int, share_prompts: bool = False) -> list[str]:
+    lengths = {key: int(tags[key]["seq_len"]) for key in keys}
+    return spread(keys, lengths, parts, _prompts(keys, tags) if share_prompts else {})
+
+
+def _prompts(keys: Iterable[str], tags: Mapping[str, dict]) -> Prompts:
+    """Return the prompts that samples share; later turns of a conversation count for themselves."""
+    parsed = {key: TrajectoryKey.parse(key) for key in keys}
+    return {key: (one.uid, int(tags[key]["prompt_len"]) - 1) for key, one in parsed.items() if not one.index}

@@ -22,7 +22,6 @@ from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.upstream.rows import rows
 from verl_fuse.host.weights.exports import Export
 from verl_fuse.spec.step import Stage
-from verl_fuse.spec.trajectory import TrajectoryKey
 
 # What a forward pass reads of a sample; everything else stays in TransferQueue.
 READ_FIELDS = ("input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses")
@@ -47,7 +46,6 @@ class Slices:
     def __init__(self, setup: SliceSetup, pool: Any, size: int, recorder: Recorder, timeout: float):
         self._setup = setup
         self._timeout = timeout
-        self._shares_prompts = bool(OmegaConf.select(setup.config, "fuse.update.share_prompts"))
         self._fields = [*READ_FIELDS, *(["multi_modal_inputs"] if setup.multimodal else [])]
         self._groups = [
             self._group(number, part) for number, part in enumerate(split_resource_pool(pool, split_size=size))
@@ -68,7 +66,7 @@ class Slices:
             number=number,
             engines={
                 "response_logits": bool(OmegaConf.select(config, "fuse.update.response_logits")),
-                "shared_prompts": self._shares_prompts,
+                "shared_prompts": bool(OmegaConf.select(config, "fuse.update.share_prompts")),
             },
         )
         return RayWorkerGroup(
@@ -85,11 +83,6 @@ class Slices:
             SliceLane(lane, partial(self._infer, group, dict(extra_info)), dp_size, dp_size * self._setup.micro_batch)
             for lane, group, dp_size in zip(self._lanes, self._groups, sizes, strict=True)
         )
-
-    def group_of(self, key: str) -> str:
-        """Return what samples have in common that a rank should compute together: their prompt, where it computes that
-        once."""
-        return TrajectoryKey.parse(key).uid if self._shares_prompts else key
 
     def _infer(
         self, group: Any, extra_info: Mapping[str, Any], keys: Sequence[str], tags: Mapping, stages: Sequence[Stage]

@@ -182,9 +182,11 @@ def _unfit(engine: Any) -> Iterator[str]:
     for name in ("use_ulysses_sp", "pad_to_length"):
         if getattr(engine, name, False):
             yield f"{name}=true of its engine"
-    if (model := _model(engine)) is None or any(hasattr(part, "v_head") for part in engine.module.modules()):
+    if (model := _model(engine)) is None:
         yield "a model that is none of transformers"
         return
+    if any(hasattr(part, "v_head") for part in engine.module.modules()):
+        yield "a value head of trl"
     config, kernel = model.config, str(model.config._attn_implementation)
     if config.model_type not in MODEL_TYPES or not _of_transformers(model):
         yield f"a model of type {config.model_type} ({type(model).__module__}): {', '.join(MODEL_TYPES)} were run"
