@@ -2,9 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from verl_fuse.testing import lane, samples
+from verl_fuse.spec.memory import RankMemory
+from verl_fuse.testing import SetUpTrainer, lane, samples
 from verl_fuse.testing import view as seen
 from verl_fuse_interstage.config import InterstageConfig
+from verl_fuse_interstage.plugin import InterstagePlugin
 from verl_fuse_interstage.policy import next_micro_group
 
 
@@ -69,6 +71,22 @@ def test_samples_of_a_prompt_go_together_where_it_is_computed_once():
     assert taken(lane(), True) == [("a", each) for each in a]
     assert taken(RELEASED, False) == [("b", b[0]), ("a", a[2]), ("a", a[1])]
     assert taken(RELEASED, True) == [("b", b[0]), ("b", b[1]), ("a", a[2])]
+
+
+@pytest.mark.parametrize(("switch", "can", "together"), [(True, True, True), (True, False, False), (None, True, False)])
+def test_the_plugin_asks_whether_workers_compute_a_prompt_once(switch, can, together):
+    made = [replace(one, group=name) for one, name in zip(samples([8] * 4), "abab", strict=True)]
+    memory = {"actor": [RankMemory("node", 1, None, (), 1, 0, 0, 0)]}
+    trainer = SetUpTrainer(
+        config={"fuse.update.share_prompts": switch, "actor_rollout_ref.actor.strategy": "fsdp2"},
+        block=InterstageConfig(enabled=True, micro_group=2),
+        memory=memory,
+        shares_prompts=("actor",) if can else (),
+    )
+    plugin = InterstagePlugin()
+    plugin.fuse_setup(trainer=trainer)
+    keys = plugin.fuse_infer_next(view=seen(made, finished=32, expected=32), lane=lane())
+    assert [one.group for one in made if one.key in keys] == (["a", "a"] if together else ["a", "b"])
 
 
 def test_idle_released_devices_take_whatever_is_ready():
