@@ -19,6 +19,7 @@ from verl_fuse.simulate.recorded import Replay
 from verl_fuse.spec.timeline import GENERATION
 
 LEAST_GAIN_SHARE = 0.01
+_LITTLE = f"less than {LEAST_GAIN_SHARE:.0%}"
 
 Features = Mapping[str, Feature]
 # Returns the refusals of two features together that neither has alone.
@@ -180,9 +181,9 @@ def advise(
     parts += [f"together {total}"] if len(chosen) > 1 else []
     parts += [observed]
     parts += [f"{_listed(apart)} cannot be on together with that"] if apart else []
-    parts += [f"{_listed(idle)} would gain nothing beside that"] if idle else []
+    parts += [f"{_listed(idle)} would gain {_LITTLE} beside that"] if idle else []
     parts += [f"the gain of {_listed(unsure)} is within the prediction's error"] if unsure else []
-    parts += [f"no gain is predicted from {_listed(nothing)}"] if chosen and nothing else []
+    parts += [f"{_LITTLE} is predicted from {_listed(nothing)}"] if chosen and nothing else []
     return Advice("; ".join(parts), names, overrides)
 
 
@@ -213,9 +214,7 @@ def _times(row: StrategyResult) -> str:
 def _amount(gain: Gain) -> str:
     seconds = f"{gain.seconds:.2f} s a step, {gain.share:.0%}" if gain.share >= LEAST_GAIN_SHARE else ""
     devices = (
-        f"{gain.device_share:.0%} of device time given back"
-        if gain.device_share >= gain.share + LEAST_GAIN_SHARE
-        else ""
+        f"{gain.device_share:.0%} less device time in all" if gain.device_share >= gain.share + LEAST_GAIN_SHARE else ""
     )
     slower = f"steps {-gain.share:.0%} longer" if gain.share <= -LEAST_GAIN_SHARE else ""
     return ("at most " if gain.at_most else "") + ", ".join(part for part in (seconds, devices, slower) if part)

@@ -21,6 +21,7 @@ from verl_fuse import __version__, hookspecs
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature, PresetName
 from verl_fuse.simulate.options import SIMULATED_STRATEGIES, features_of
+from verl_fuse.spec.block import nearest
 
 PLUGIN_GROUP = "verl_fuse"
 
@@ -203,6 +204,11 @@ def register(
             hook = options["specname"] or attribute
             if hook not in known:
                 raise FuseError(f"{source}: there is no hook {hook}{_closest(hook, known)}")
+            takes = inspect.signature(getattr(hookspecs, hook)).parameters
+            for argument in inspect.signature(getattr(plugin, attribute)).parameters:
+                if argument not in takes:
+                    close, allowed = nearest(argument, tuple(takes)), ", ".join(takes)
+                    raise FuseError(f"{source}: {attribute} has no argument {argument}{close}; it takes {allowed}")
     try:
         manager.register(plugin, name)
     except (pluggy.PluginValidationError, ValueError) as error:  # wrong arguments; one object under two names

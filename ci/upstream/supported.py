@@ -27,7 +27,8 @@ A line is a run of the A/B harness, of the contract check, or of tests on a stac
 one. A component that took no part in it has a dash, even if it was installed. What the tests and benchmarks run beside
 these is in the README of each folder.
 `green`: nothing differs, or by less than the noise of stock runs. `red`: a contract on the source does not hold, and
-a run that needs it is refused before it starts (`verl-fuse doctor` names it).
+a run that needs it is refused before it starts (`verl-fuse doctor` names it; it counts the contracts of what is
+installed and switched on, so fewer).
 """
 
 

@@ -46,7 +46,9 @@ def _copies(get: Get) -> str:
     twice = get(f"{ACTOR}.strategy") == "fsdp"
     paths = ("critic.model.path" if model == "critic" else f"{MODEL}.path" for model in models)
     sizes = [parameters_of_path(get(path)) or 0 for path in paths]
-    least = f": at least {sum(sizes) * count * (4 if twice else 2) / 1e9:.0f} GB" if all(sizes) else ""
+    each_gb = count * (4 if twice else 2) / 1e9
+    of_seven = f" (with 7 billion each {7e9 * len(models) * each_gb:.0f} GB)"
+    least = f": at least {sum(sizes) * each_gb:.0f} GB" if all(sizes) else of_seven
     each = "4 bytes a parameter (2 with strategy=fsdp2)" if twice else "2 bytes a parameter"
     keep = f"{count} replicas keep copies" if count > 1 else "a replica keeps a copy"
     held = " and ".join(models)

@@ -64,8 +64,8 @@ def _streamed_values(get: Get) -> str | None:
 def _streamed(get: Get, block: str, what: str) -> str | None:
     if get("fuse.interstage.enabled") and not _one_mini_batch(get, block):
         return (
-            f"with fuse.interstage {what} are computed while other samples generate; the update can replace that pass "
-            "only with one mini-batch a step"
+            f"with fuse.interstage {what} are computed while other samples generate, and the update replaces that pass "
+            "only with one mini-batch a step; without fuse.interstage it saves the first mini-batch's part"
         )
     return None
 

@@ -173,7 +173,7 @@ REFUSED = {
     ),
     "wrong argument": (
         HEADER + "@hookimpl\ndef fuse_metrics(timelines): pass",
-        r"plugin 'acme' .*hook 'fuse_metrics'.*timelines",
+        r"plugin 'acme' .*: fuse_metrics has no argument timelines \(did you mean 'timeline'\?\); it takes timeline$",
     ),
 }
 

@@ -123,8 +123,8 @@ def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, 
         )
     if config is None:
         found.append(
-            f"the run's configuration was not kept ({FILE}): what refuses a feature is not checked, and no "
-            "setting of verl's is named"
+            f"the run's configuration was not kept ({FILE}): what refuses a feature is not checked, a feature that "
+            "leaves no trace may have been on, and no setting of verl's is named, with --cluster neither"
         )
     else:
         if beside := refused_beside(config, advice.overrides, refused(config, ())):

@@ -24,7 +24,7 @@ from verl_fuse.host.start.preset import Choice
 from verl_fuse.host.start.settings import foreseen, main_refusals, unlocking
 from verl_fuse.host.switch import VARIABLE, switched_off
 from verl_fuse.host.upstream.versions import installed
-from verl_fuse.spec.block import key_of, quoted, written
+from verl_fuse.spec.block import key_of, nearest, quoted, written
 from verl_fuse.spec.composed import ROLLOUT, getter
 
 app = typer.Typer(add_completion=False)
@@ -105,7 +105,9 @@ def wrong_preset(config: DictConfig) -> dict[str, str]:
     """Return the preset that the run names if there is none of this name, with what is allowed."""
     asked, allowed = OmegaConf.select(config, PRESET_KEY, default=None), get_args(PresetName)
     return (
-        {} if asked is None or asked in allowed else {f"{PRESET_KEY}={quoted(asked)}": f"allowed: {', '.join(allowed)}"}
+        {}
+        if asked is None or asked in allowed
+        else {f"{PRESET_KEY}={quoted(asked)}": f"allowed: {', '.join(allowed)}{nearest(asked, allowed)}"}
     )
 
 
@@ -197,7 +199,8 @@ def _show(
         unknown = ", ".join(near_key(config, key) for key in report["unknown"])
         without_plus = "verl refuses them as arguments without a +"
         say(f"Not in verl {installed('verl')}'s YAML, and left out here ({without_plus}): {unknown}")
-    say(f"{PRESET_KEY}={preset} switches on: {', '.join(report['on']) or 'nothing'}")
+    on = f"{PRESET_KEY}={preset} switches on: {', '.join(report['on']) or 'nothing'}"
+    say(f"Were that mended, {on}" if report["problems"] else on)
     keys = {key: value for choice in chosen for key, value in choice.keys.items() if value is not True}
     if keys:
         say(f"with {' '.join(f'fuse.{key}={written(value)}' for key, value in keys.items())}")
@@ -218,9 +221,10 @@ def _show(
             say(f"  with {' '.join(overrides)} it is on{marked}")
     if report["paste"]:
         typer.echo(f"Paste: {' '.join(report['paste'])}")
-        typer.echo(f"For verl-fuse compare, both runs also need: {logger}")
-        typer.echo(f"  and in the environment: {METRICS_PATH_VARIABLE}=RUN_DIR/{METRICS_FILE}, after mkdir -p RUN_DIR")
-        typer.echo(f"To predict the gain: {predict}")
+        typer.echo(f"For verl-fuse compare, both runs also need: '{logger}'")
+        typer.echo(f"  and in the environment: {METRICS_PATH_VARIABLE}=RUN_DIR/{METRICS_FILE}, after mkdir -p RUN_DIR,")
+        typer.echo("  each with a RUN_DIR of its own (of a job of Ray, in its runtime environment)")
+        typer.echo(f"To predict the gain, and that of other sets: {predict}")
 
 
 def _trains_otherwise(key: str) -> bool:

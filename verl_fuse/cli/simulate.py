@@ -197,6 +197,11 @@ def simulate(
             say(_policy_text(name, rows))
         if advised and asked.problems:
             say(verdict_of(advised[0]))
+        elif advised and preset and not any(row.strategy in features for row in rows):
+            for row in (row for row in rows if row.strategy in preset):
+                whole = f"fuse.preset={row.strategy} is {row.speedup.mean:.2f} times as fast as stock"
+                say(f"Verdict: {whole}; no feature was simulated alone (--strategy).")
+                typer.echo(f"Paste: {' '.join(asked.paste)}")
         elif advised:
             as_good = _is_as_good(preset, rows, advised[1])
             for row in (row for row in rows if row.strategy in preset and not as_good):
@@ -292,7 +297,13 @@ def _policy_text(name: str, rows: Sequence[StrategyResult]) -> str:
     low, high = row.speedup.low / base.speedup.mean, row.speedup.high / base.speedup.mean
     ratio = base.seconds.mean / row.seconds.mean
     faulty = ", although it is faulty" if row.faults else ""
-    return f"{name}: steps are {ratio:.2f} times as fast as {base.strategy}'s [{low:.2f}, {high:.2f}]{faulty}"
+    built_in = max((one for one in rows if one is not row), key=lambda one: one.speedup.mean)
+    beside = (
+        f", {built_in.seconds.mean / row.seconds.mean:.2f} times as fast as {built_in.strategy}'s"
+        if built_in is not base
+        else ""
+    )
+    return f"{name}: steps are {ratio:.2f} times as fast as {base.strategy}'s [{low:.2f}, {high:.2f}]{beside}{faulty}"
 
 
 def _widths_data(widths: Mapping[int, tuple[CallPlan, float]]) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ class Replayed:
 
 def replay(
     policy: object,
-    recorded: Timeline | Path,
+    recorded: Timeline | Path | str,
     step: int | None = None,
     *,
     block: Any = None,
@@ -147,6 +147,6 @@ def recorded_step(
     return Timeline("made", 1, 0.0, now, tuple(spans))
 
 
-def _read(folder: Path, step: int | None) -> Timeline:
-    run, page = located(folder)
+def _read(folder: Path | str, step: int | None) -> Timeline:
+    run, page = located(Path(folder))
     return read_step(run, step or page or recorded_steps(run)[-1])

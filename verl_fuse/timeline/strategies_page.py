@@ -76,7 +76,7 @@ def _folded(folded: Sequence[Strategy], summaries: dict[str, StepSummary], longe
     if not folded:
         return ""
     names = ", ".join(one.name for one in folded)
-    return f"<details><summary>Without effect: {text(names)}</summary>{_table(folded, summaries, longest)}</details>"
+    return f"<details><summary>Below 1 %: {text(names)}</summary>{_table(folded, summaries, longest)}</details>"
 
 
 def _table(strategies: Sequence[Strategy], summaries: dict[str, StepSummary], longest: float) -> str:

@@ -89,8 +89,8 @@ def test_what_is_on_what_not_why_and_what_unlocks_it(found):
     assert report["takes"].keys() == {"interstage.enabled"}
     (one,) = report["off"]["update.skip_old_log_prob"]
     assert one == (
-        "with fuse.interstage old log-probs are computed while other samples generate; the update can replace that "
-        "pass only with one mini-batch a step"
+        "with fuse.interstage old log-probs are computed while other samples generate, and the update replaces that "
+        "pass only with one mini-batch a step; without fuse.interstage it saves the first mini-batch's part"
     )
     assert report["unlock"] == {}
     assert set(report) == {"on", "off", "unlock", "paste", "takes", "problems", "unknown"}
@@ -206,9 +206,10 @@ def test_the_text_names_all_of_it_and_marks_another_training(said):
     assert f"with {ACTOR}.use_kl_loss=false it is on (other training: {ACTOR}.use_kl_loss)" in out
     assert "with actor_rollout_ref.model.use_liger=false it is on Paste" in out, "other kernels are no other training"
     assert out.endswith(
-        f"Paste: {' '.join(PASTE)} For verl-fuse compare, both runs also need: trainer.logger=[console,wandb,file] "
-        "and in the environment: VERL_FILE_LOGGER_PATH=RUN_DIR/metrics.jsonl, after mkdir -p RUN_DIR "
-        "To predict the gain: verl-fuse simulate h100 -- ARGUMENTS"
+        f"Paste: {' '.join(PASTE)} For verl-fuse compare, both runs also need: 'trainer.logger=[console,wandb,file]' "
+        "and in the environment: VERL_FILE_LOGGER_PATH=RUN_DIR/metrics.jsonl, after mkdir -p RUN_DIR, "
+        "each with a RUN_DIR of its own (of a job of Ray, in its runtime environment) "
+        "To predict the gain, and that of other sets: verl-fuse simulate h100 -- ARGUMENTS"
     )
 
 
@@ -217,8 +218,9 @@ def test_the_preset_that_the_run_chooses_is_answered_and_a_wrong_one_named(said,
     assert (code, out.startswith("fuse.preset=safe switches on: elastic.enabled")) == (0, True)
     assert found("--", *COMMON, "+fuse=default", "fuse.preset=safe")["paste"] == PASTE[1:2]
     assert found("--", *COMMON, "fuse.preset=observe")["paste"] == PASTE
+    assert "Were that mended, fuse.preset=fast switches on: " in said("--", *COMMON, "fuse.preset=fst")[1]
     report = found("--", *COMMON, "fuse.preset=fst")
-    assert report["problems"] == ["fuse.preset='fst': allowed: observe, safe, fast"]
+    assert report["problems"] == ["fuse.preset='fst': allowed: observe, safe, fast (did you mean 'fast'?)"]
     assert (report["on"], report["paste"]) == (ON, [])
 
 
@@ -233,6 +235,7 @@ def test_the_preset_that_the_run_chooses_is_answered_and_a_wrong_one_named(said,
             f"{ROLLOUT}.name=vllmm",
             r"actor_rollout_ref\.rollout\.name='vllmm': not registered in verl \(did you mean 'vllm'",
         ),
+        ("trainer.v1.trainer_mode=fues", r"trainer_mode='fues': not registered in verl \(did you mean 'fuse'"),
         ("data.train_batch_size=32", r"ppo_mini_batch_size=64: needs at most data\.train_batch_size=32"),
     ],
 )

@@ -48,6 +48,20 @@ def test_what_verl_registers_is_accepted():
         assert set(refused(actor_rollout_ref__rollout__name=name)) == {ESTIMATOR}
 
 
+# Ray and verl warn of what they import.
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_of_v1_is_one_that_is_registered():
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    mode = "trainer.v1.trainer_mode"
+    assert {"sync", "colocate_async", "separate_async"} <= set(TRAINER_REGISTRY)
+    for name in {*TRAINER_REGISTRY, "fuse"}:
+        assert mode not in refused(trainer__v1__trainer_mode=name)
+    assert refused(trainer__v1__trainer_mode="fues")[mode].startswith(
+        f"{mode}='fues': not registered in verl (did you mean 'fuse'?); allowed: sync, "
+    )
+
+
 @pytest.mark.parametrize(
     "key",
     [

@@ -57,7 +57,7 @@ def test_the_gain_of_each_feature_and_the_lines_to_paste(
     assert "Verdict: not sure, the replay is that far off: measure with `verl-fuse ab`. It says: switch on" in unsure
     assert "paste" not in unsure
     lines = shown.splitlines()
-    said = lines[lines.index("pipeline: refused: 4 problems:") :][1:]
+    said = lines[lines.index("pipeline: refused: 2 problems:") :][1:]
     strategies = [line for line in said if line.startswith("  - ") and ".strategy='fsdp2'" in line]
     assert [line.partition("=")[0] for line in strategies] == [
         "  - actor_rollout_ref.actor.strategy",
@@ -194,7 +194,7 @@ def test_without_a_configuration_what_was_not_checked_is_said(run_dir: Path, cap
     assert (
         found["notes"][0]
         == "the run's configuration was not kept (config.yaml): what refuses a feature is not checked, "
-        "and no setting of verl's is named"
+        "a feature that leaves no trace may have been on, and no setting of verl's is named, with --cluster neither"
     )
 
 

@@ -155,12 +155,16 @@ def test_faults_are_shown_and_the_row_is_the_rest(folder: Path, capsys: pytest.C
     assert "fuse_migration raised RuntimeError: no licence" in text
     assert text.count("(faulty)") == 2
     assert re.search(
-        r"acme_rows:Wrong: steps are \d\.\d\d times as fast as observe's \[.*\], although it is faulty", text
+        r"acme_rows:Wrong: steps are \d\.\d\d times as fast as observe's \[[\d., ]+\], "
+        r"\d\.\d\d times as fast as \S+'s, although it is faulty",
+        text,
     )
-    assert re.search(r"acme_rows:Shortest: steps are \d\.\d\d times as fast as observe's \[[\d., ]+\] ", text)
+    assert re.search(
+        r"acme_rows:Shortest: steps are \d\.\d\d times as fast as observe's \[[\d., ]+\], \d\.\d\d times", text
+    )
     page = (folder / "out/strategies.html").read_text()
     assert 'href="acme_rows.Shortest/timeline/step_000001.html"' in page
-    shown = page.partition("Without effect")[0]
+    shown = page.partition("Below 1 %")[0]
     assert "acme_rows:Raises (faulty)" in shown
     assert "FAULTY in 2 steps, whose rest went on without it: fuse_migration raised RuntimeError: no licence" in page
     assert (folder / "out/acme_rows.Shortest/timeline/step_000001.html").is_file()

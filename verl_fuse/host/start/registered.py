@@ -1,5 +1,5 @@
-"""Checks names that verl looks up among its registered rollout engines, when its workers are up, and advantage
-estimators, after the first rollout. The registered names are read from verl's source.
+"""Checks names that verl looks up among its registered trainers, rollout engines, when its workers are up, and
+advantage estimators, after the first rollout. The names of the last two are read from verl's source.
 
 Invariant (tests/unit/host/test_registered.py): a name is left to verl where code of the user's, which may register it,
 can reach the process that trains: by a key of the configuration, another plugin of verl or of verl-fuse, an external
@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse import plugins
+from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.source import NotFound, SourceTree
 from verl_fuse.host.start.inspect import DISTRIBUTION, VERL_PLUGIN_GROUP
 from verl_fuse.host.start.resumption import named_cluster
@@ -29,6 +30,8 @@ from verl_fuse.spec.step import Refusal
 _ENGINES = ("verl.workers.rollout.replica", "RolloutReplicaRegistry.register")
 _ESTIMATORS = ("verl.trainer.ppo.core_algos", "register_adv_est")
 _ENUM = "AdvantageEstimator"
+# The trainers of V1, by the names that verl and verl-fuse register.
+_MODE, _MODES = "trainer.v1.trainer_mode", ("sync", "colocate_async", "separate_async", TRAINER_MODE)
 # The process that trains imports what these keys name.
 _OWN_CODE = (
     "*.external_lib",
@@ -47,10 +50,12 @@ _OWN_CODE = (
 
 
 def name_refusals(config: DictConfig) -> Iterator[Refusal]:
-    """Refuse a rollout engine or an advantage estimator that nothing registers."""
+    """Refuse a trainer, a rollout engine or an advantage estimator that nothing registers."""
     get = getter(config)
     if is_legacy(config) or _own_code(config):
         return
+    if isinstance(mode := get(_MODE), str) and mode not in _MODES:
+        yield Refusal(_MODE, mode, f"not registered in verl{nearest(mode, _MODES)}; allowed: {', '.join(_MODES)}")
     looked_up: list[tuple[str, tuple[str, str]]] = [(f"{ROLLOUT}.name", _ENGINES)]
     if not is_validation_only(get):
         looked_up.append(("algorithm.adv_estimator", _ESTIMATORS))
