@@ -93,15 +93,7 @@ class UpdatePlugin:
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
         block: UpdateConfig = trainer.block("update")
-        # A critic that cannot is left as it is, and with a preset an actor, too.
-        asked: list[Model] = ["actor"] if block.share_prompts else []
-        if critic_shares(getter(trainer.config)):
-            asked.append("critic")
-        shared: list[Model] = [model for model in asked if trainer.shares_prompts(model)]
-        placed = placed_models(getter(trainer.config))
-        if block.share_prompts and has_critic(getter(trainer.config)) and "critic" not in shared:
-            why = critic_apart(getter(trainer.config)) or "its model cannot"
-            logger.info("%s=true: the critic computes the prompt of each sample: %s", SHARE, why)
+        shared = _sharing(trainer) if block.share_prompts else []
         if block.skip_values:
             trainer.use_own_values()
         if block.stream:
@@ -119,6 +111,7 @@ class UpdatePlugin:
                 short_pass=metrics == "computed" and is_row_loss(getter(trainer.config)),
                 share="actor" in shared,
             )
+        placed = placed_models(getter(trainer.config)) if block.balance or shared else []
         if block.balance:
             trainer.use_balanced_updates([model for model in placed if model not in shared])
         if shared:
@@ -134,6 +127,19 @@ class UpdatePlugin:
     @hookimpl
     def fuse_train_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
         return None if self._most is None else next_groups(view, lane, self._most)
+
+
+def _sharing(trainer: Trainer) -> list[Model]:
+    """Return the models whose workers compute each prompt once: a critic that cannot is left as it is, and with a
+    preset an actor, too."""
+    get, asked = getter(trainer.config), list[Model](["actor"])
+    if critic_shares(get):
+        asked.append("critic")
+    shared: list[Model] = [model for model in asked if trainer.shares_prompts(model)]
+    if has_critic(get) and "critic" not in shared:
+        why = critic_apart(get) or "its model cannot"
+        logger.info("%s=true: the critic computes the prompt of each sample: %s", SHARE, why)
+    return shared
 
 
 def _lean_worker_class(get: Get, base: type) -> type:
