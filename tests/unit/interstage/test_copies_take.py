@@ -36,7 +36,7 @@ def told(**more: object) -> str:
         ({**KL, "algorithm.rollout_correction.bypass_mode": True}, "copies of reference, 4 bytes"),
         # 1.544e9 more.
         (PPO, "copies of actor and critic, 4 bytes a parameter (2 with strategy=fsdp2): at least 147 GB;"),
-        ({**PPO, "critic.model.path": "mine"}, "and critic, 4 bytes a parameter (2 with strategy=fsdp2); counted"),
+        ({**PPO, "critic.model.path": "mine"}, "(2 with strategy=fsdp2) (with 7 billion each 224 GB); counted"),
         ({"actor_rollout_ref.rollout.tensor_model_parallel_size": 16}, "on each node a replica keeps a copy of actor"),
     ],
 )

@@ -201,9 +201,14 @@ def test_the_preset_is_pasted_where_it_does_as_much_as_single_features(capsys: p
     shown = capsys.readouterr().out
     paste = next(line for line in shown.splitlines() if line.startswith("Paste: "))
     assert "trainer.logger=[console,wandb,file]" in shown
-    assert "To predict the gain: verl-fuse simulate h100 -- ARGUMENTS" in shown
+    assert "To predict the gain, and that of other sets: verl-fuse simulate h100 -- ARGUMENTS" in shown
     assert run("simulate", "h100", "--seeds", "1", "--", *COMMON) == 0
     assert capsys.readouterr().out.splitlines()[-1] == paste
+    assert run("simulate", "h100", "--seeds", "1", "--strategy", "fast", "--", *COMMON) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    verdict = r"Verdict: fuse\.preset=fast is \d\.\d\d times as fast as stock; no feature was simulated alone"
+    assert re.search(rf"{verdict} \(--strategy\)\. {re.escape(paste)}$", text)
+    assert "switch no feature on" not in text
 
 
 def test_a_run_that_cannot_start_is_simulated_and_nothing_is_pasted(capsys: pytest.CaptureFixture[str]):
