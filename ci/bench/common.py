@@ -1,5 +1,5 @@
 """Compare whole steps of the commonest public configuration, the case `common` of `ci.bench.step`: stock verl, one
-feature of the update after the other, and what `fuse.preset=fast` chooses, with and without slices.
+feature of the update after the other, and what `fuse.preset=fast` chooses.
 
     python -m ci.bench.common [--arms stock fast] [--rounds 1] [--steps 11] [--layers 8] [--keep DIRECTORY]
 
@@ -25,16 +25,14 @@ from ci.upstream.ab.record import PARAMETERS, quantities
 from verl_fuse_cpu.task.make import make
 
 COMMON = CASES["common"]
-FAST, COLOCATED = "fast", "fast_without_slices"
-PRESET = ("fuse.preset=fast",)
+FAST = "fast"
 # The features of each arm are those of a rung of the case's ladder, and the preset alone.
 ARMS = {
     STOCK: (COMMON, STOCK),
     "balance": (COMMON, "balance"),
     "old_log_prob": (COMMON, "skip_old_log_prob"),
     "response_logits": (COMMON, ALL),
-    FAST: (replace(COMMON, features={"preset": PRESET}), ALL),
-    COLOCATED: (replace(COMMON, features={"preset": (*PRESET, "fuse.interstage.enabled=false")}), ALL),
+    FAST: (replace(COMMON, features={"preset": ("fuse.preset=fast",)}), ALL),
 }
 # Steps of the same rollouts, and the arms that compute them: the first generates (a replay draws new uids, and so other
 # mini-batches), the last has micro-batches of other sizes.
