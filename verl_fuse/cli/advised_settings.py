@@ -9,7 +9,7 @@ Invariants (tests/unit/simulate/test_advise_command.py):
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from verl_fuse.cli.prose import say
 from verl_fuse.cli.report import read_metrics
 from verl_fuse.compare.run import METRICS_FILE, RunMetrics
 from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.recorded import RecordedStep
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.recorded import Replay
 from verl_fuse.spec.block import written
@@ -69,18 +70,22 @@ def advised_settings(
     if cost is not None and cost.cluster.devices != devices:
         has = f"has {cost.cluster.devices} devices, the run {written(devices)}"
         raise FuseError(f"--cluster {has}: name the run's; a cluster file has any number of nodes and devices")
-    lengths = [step.prompt + step.response for step in result.recorded]
-    run = RecordedWork(get, result.stages, lengths, cache(lambda role: _model(config, role)))
+    steps = [
+        RecordedStep({}, tuple(step.prompt.tolist()), tuple(step.response.tolist()), tuple(step.replica.tolist()))
+        for step in result.recorded
+    ]
+    run = RecordedWork(get, result.stages, steps, cache(partial(model_of, config)))
     found = [_advised(each, None if on else run, cost) for each in candidates(config)]
     return sorted(found, key=lambda each: rank(each.candidate.setting.key))
 
 
-def _model(config: DictConfig, role: str) -> Model:
+def model_of(config: DictConfig, role: str) -> Model:
+    """Return the model of a role; a FuseError names the key whose folder has none."""
     path = getter(config)(f"{model_block(role)}.path")
     try:
         model = Model.read(Path(str(path)).expanduser())
     except FuseError as error:
-        raise FuseError(f"--cluster needs the model of {model_block(role)}.path={written(path)}: {error}") from error
+        raise FuseError(f"{model_block(role)}.path={written(path)}: predictions need the model: {error}") from error
     return model.as_value_model() if role == "critic" else model
 
 

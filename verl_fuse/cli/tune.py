@@ -18,6 +18,7 @@ from rich.table import Column, Table
 from verl_fuse import plugins
 from verl_fuse.cli import interrupt, prose, trials
 from verl_fuse.cli.check import PRESET
+from verl_fuse.cli.foreseen import predictor
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
@@ -101,6 +102,7 @@ def tune(
             raise FuseError("--allow ends_resume: not with --checkpoint, which its values cannot read")
         base = beginning_at(base, checkpoint)
     first = check_request(base, budget, keys or [], allow or [], steps, with_features)
+    folder = trials.folder_of(base, home)
 
     def trial(asked: Request) -> Outcome:
         number = len(search.trials) + 1
@@ -109,6 +111,10 @@ def tune(
         found = trials.made(base, home, number, asked)
         say(f"trial {number}: {_result(found)}")
         return found
+
+    @cache
+    def saves():
+        return predictor(base, folder, folder / "trial-01")
 
     @cache
     def candidates(changes: Overrides):
@@ -125,6 +131,7 @@ def tune(
             steps=steps,
             budget=60 * budget,
             replays=lambda: trials.has_recorded(base, home, steps),
+            saves=lambda one, other: saves()(one, other),
         )
         trials.forget_rollouts(base, home)
         try:
@@ -134,7 +141,7 @@ def tune(
     if not search.trials:
         raise typer.Exit(interrupt.CODE)
     if not search.trials[0].measured:
-        say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {trials.folder_of(base, home)}/trial-01)")
+        say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {folder}/trial-01)")
         raise typer.Exit(1)
     found, minutes = answer(search.trials, interrupted=search.interrupted), (time.monotonic() - begun) / 60
     found = replace(found, overrides=switched_on(base, found.overrides))
@@ -198,7 +205,7 @@ def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, A
             {
                 "overrides": trial.overrides,
                 "replayed": trial.replayed,
-                "predicted_seconds": None,
+                "predicted_seconds": trial.predicted,
                 "seconds": trial.mean if trial.measured else None,
                 "outcome": trial.outcome.kind,
                 "reason": trial.outcome.reason,
@@ -211,12 +218,13 @@ def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, A
 
 
 def _show(found: Answer, made: Sequence[Trial], minutes: float) -> None:
-    table = Table(Column("trial", justify="right"), "changes", "seconds a step", "costs")
+    table = Table(Column("trial", justify="right"), "changes", "predicted", "seconds a step", "costs")
     for number, trial in enumerate(made, start=1):
         costs = {column for override in trial.overrides for column in columns(key_of(override))}
         label = f"{number}{', final' if trial.turn else ', replayed' if trial.replayed else ''}"
         changes = escape("\n".join(trial.overrides)) or "the base"
-        table.add_row(label, changes, escape(_result(trial.outcome)), _listed(costs))
+        predicted = "" if trial.predicted is None else f"{trial.predicted:.2f}"
+        table.add_row(label, changes, predicted, escape(_result(trial.outcome)), _listed(costs))
     print_table(table)
     typer.echo(f"{len(made)} trials in {minutes:.1f} minutes; seconds with their 95 % interval.")
     if found.overrides:

@@ -4,10 +4,12 @@ model's parts by the profile.
 Invariants (tests/unit/cost/test_floors.py):
 - runs whose stages were made from known floors give the same floors back;
 - no floor is negative.
-Relative errors count alike, so that short and long steps do.
+Relative errors count alike, so that short and long steps do. Runs in which all passes have as many micro-batches tell
+the seconds of a call and of a micro-batch only together: a call is then taken to need those that are assumed of one.
 """
 
 import dataclasses
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -15,11 +17,12 @@ from statistics import fmean
 
 import numpy as np
 
-from verl_fuse.cost.calibration import EngineFloors
-from verl_fuse.cost.model import Batch
+from verl_fuse.cost.calibration import GRAPHS, EngineFloors
+from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.arrays import Ints
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
@@ -41,18 +44,21 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
             "fuse.elastic.enabled=false"
         )
     request, decode_step = _fit(
-        [_generation_row(step) for _, step in generating],
+        [_generation_row(run, step) for run, step in generating],
         [step.stages[GENERATION] for _, step in generating],
-        [generation_seconds(run, step, actor, bare) for run, step in generating],
+        [generation_seconds(step, actor, bare, run.tp, run.most) for run, step in generating],
     )
     inferring = [(run, step, stage) for run, step in steps for stage in INFERENCE_STAGES if stage in step.stages]
     training = [(run, step, stage) for run, step in steps for stage in TRAIN_STAGES if stage in step.stages]
     if inferring:
-        call, microbatch = _fit(
-            [(1.0, run.microbatches(stage, step)) for run, step, stage in inferring],
-            [step.stages[stage] for _, step, stage in inferring],
-            [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring],
-        )
+        counts = [run.microbatches(stage, step) for run, step, stage in inferring]
+        taken = [step.stages[stage] for _, step, stage in inferring]
+        explained = [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring]
+        if min(counts) == max(counts) > 1:
+            call = max(0.0, min(GRAPHS.call, *(all_ - model for all_, model in zip(taken, explained, strict=True))))
+            (microbatch,) = _fit([(count,) for count in counts], taken, [call + each for each in explained])
+        else:
+            call, microbatch = _fit([(1.0, count) for count in counts], taken, explained)
         known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, call=call, microbatch=microbatch))
         (update,) = _fit(
             [(run.minibatches,) for run, _, _ in training],
@@ -89,7 +95,7 @@ def stage_errors(run: RecordedRun, actor: Model, cost: ProfiledCost) -> list[Sta
 
     def seconds(stage: str, step: RecordedStep, by: ProfiledCost) -> float:
         if stage == GENERATION:
-            return generation_seconds(run, step, actor, by)
+            return generation_seconds(step, actor, by, run.tp, run.most)
         if stage == UPDATE_WEIGHTS:
             return by.engine.sync
         return stage_seconds(run, step, stage, actor, by)
@@ -119,14 +125,17 @@ def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model
     return cost.train(model, layout, mesh, batch, run.minibatches, count, recompute=run.recompute)
 
 
-def generation_seconds(run: RecordedRun, step: RecordedStep, actor: Model, cost: ProfiledCost) -> float:
-    """Return the seconds by `cost` of the slowest replica of a recorded step, if all its requests start together."""
-    replicas, layout, seconds = np.array(step.replicas), Layout(tp=run.tp), 0.0
-    for replica in np.unique(replicas):
-        prompts, passes = (np.array(x)[replicas == replica] for x in (step.prompts, step.passes))
-        ticks = np.arange(1, passes.max())
-        running = passes[None, :] > ticks[:, None]
-        context = (running * (prompts[None, :] + step.tokens_per_pass * ticks[:, None])).sum(axis=1).astype(float)
+def generation_seconds(step: RecordedStep, actor: Model, cost: CostModel, tp: int, most: int | None) -> float:
+    """Return the seconds by `cost` of the slowest replica of a recorded step, if all its requests come at once and
+    `most` run at a time (None: all)."""
+    layout, seconds = Layout(tp=tp), 0.0
+    for here in _by_replica(step):
+        prompts, passes = np.array(step.prompts)[here], step.passes[here]
+        starts = _starts(passes, most)
+        ticks = np.arange(1, (starts + passes).max())
+        since = ticks[:, None] - starts[None, :]
+        running = (since > 0) & (since < passes[None, :])
+        context = (running * (prompts[None, :] + step.tokens_per_pass * since)).sum(axis=1).astype(float)
         sequences = running.sum(axis=1).astype(float)
         if step.drafted:
             decoding = cost.verify(actor, layout, sequences, step.drafted, context)
@@ -136,10 +145,25 @@ def generation_seconds(run: RecordedRun, step: RecordedStep, actor: Model, cost:
     return seconds
 
 
-def _generation_row(step: RecordedStep) -> tuple[float, float]:
-    """Return the requests per replica, and the steps of the replica with the longest response; the floors are one
+def _by_replica(step: RecordedStep) -> list[np.ndarray]:
+    """Return for each replica which requests are its own."""
+    return [np.array(step.replicas) == replica for replica in sorted(set(step.replicas))]
+
+
+def _starts(passes: Ints, most: int | None) -> Ints:
+    """Return the pass in which each request begins, in their order, on an engine that runs `most` at once."""
+    if most is None or most >= len(passes):
+        return np.zeros_like(passes)
+    free = [0] * most
+    return np.array([heapq.heapreplace(free, free[0] + int(taken)) for taken in passes])
+
+
+def _generation_row(run: RecordedRun, step: RecordedStep) -> tuple[float, float]:
+    """Return the requests per replica, and the passes of the replica that makes most of them; the floors are one
     replica's."""
-    return len(step.responses) / len(set(step.replicas)), float(max(step.passes))
+    replicas = [step.passes[here] for here in _by_replica(step)]
+    last = max((_starts(passes, run.most) + passes).max() for passes in replicas)
+    return len(step.responses) / len(replicas), float(last)
 
 
 def _fit(rows: Sequence[tuple[float, ...]], seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, ...]:

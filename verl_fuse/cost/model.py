@@ -5,7 +5,7 @@ Invariants (tests/unit/cost/test_cost_model.py):
 - `Memory.total == static + active`, and every part is >= 0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,6 +53,11 @@ class Batch:
         array = np.asarray(lengths, dtype=np.float64)
         longest = [array[start : start + size].max() for start in range(0, array.size, size)]
         return cls.of(np.repeat(longest, size)[: array.size])
+
+    def masked(self, parts: float) -> "Batch":
+        """Return the batch as computed in so many equal parts, in each of which all tokens attend to each other and a
+        mask leaves out those of other sequences."""
+        return replace(self, squares=self.tokens**2 / parts)
 
     def split(self, parts: int) -> "Batch":
         """Return one of `parts` equal parts."""

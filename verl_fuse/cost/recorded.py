@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cost.model import Batch
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT
+from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, getter, on_accelerators
 from verl_fuse.spec.micro_batches import MICRO_BATCHES
 from verl_fuse.spec.timeline import (
     GENERATION,
@@ -169,7 +169,8 @@ def _lengths(count: int, mean: float, most: float) -> np.ndarray:
 class RecordedRun:
     """Steps of a run on `ranks` data-parallel ranks. By stage and rank, a micro-batch has `micro_batch` sequences or up
     to `budget` tokens; it is `packed`, or padded to its longest sequence. `recompute`: gradient checkpointing. A
-    replica of the rollout has `tp` devices."""
+    replica of the rollout has `tp` devices and runs `most` requests at once (None: all). `masked`: a packed micro-batch
+    is computed as one sequence with a mask, as verl does on a CPU."""
 
     name: str
     ranks: int
@@ -180,6 +181,8 @@ class RecordedRun:
     packed: bool = False
     recompute: bool = False
     tp: int = 1
+    most: int | None = None
+    masked: bool = False
 
     def microbatches(self, stage: str, step: RecordedStep) -> int:
         """Return the micro-batches per rank (and per mini-batch in training)."""
@@ -198,7 +201,10 @@ class RecordedRun:
         if size is None:
             size = ceil(len(step.responses) * self._share(stage, step) / self.microbatches(stage, step))
         whole = Batch.of(step.lengths) if self.packed else Batch.padded(step.lengths, size)
-        return Batch(part * whole.sequences, part * whole.tokens, part * whole.squares)
+        computed = Batch(part * whole.sequences, part * whole.tokens, part * whole.squares)
+        if not (self.packed and self.masked):
+            return computed
+        return computed.masked(self.microbatches(stage, step) * part / self._share(stage, step))
 
 
 def run_of(
@@ -258,6 +264,8 @@ def run_of(
         bool(OmegaConf.select(config, f"{MODEL}.use_remove_padding")),
         bool(OmegaConf.select(config, f"{MODEL}.enable_gradient_checkpointing")),
         tp,
+        OmegaConf.select(config, f"{ROLLOUT}.max_num_seqs"),
+        masked=not on_accelerators(getter(config)),
     )
 
 

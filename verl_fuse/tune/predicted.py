@@ -1,5 +1,6 @@
-"""Predicts what another value of a setting does to a recorded run: into how many micro-batches its samples are cut,
-and, with a cost model, the seconds and the memory of the stages that are cut otherwise or keep other activations.
+"""Predicts what other values of settings do to a recorded run: into how many micro-batches its samples are cut, and,
+with a cost model, the seconds and the memory of the stages that are cut otherwise or keep other activations, and the
+seconds of generation with more or fewer requests at once.
 
 A stage takes its recorded seconds times the ratio of the model's seconds, with the change and without: what the model
 gets wrong alike for both is in neither.
@@ -7,15 +8,17 @@ gets wrong alike for both is in neither.
 Invariants (tests/unit/tune/test_predicted.py):
 - micro-batches are counted as verl cuts them, from the lengths of the recorded samples, without a cost model;
 - a change that cuts every stage as before, and keeps the same activations, saves nothing;
-- nothing is told of a setting that is no size of micro-batches and keeps no activations, nor of engines other than
-  FSDP.
+- nothing is told of a setting that is no size of micro-batches, keeps no activations and limits no requests, nor of
+  training engines other than FSDP.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from verl_fuse.cost.floors import generation_seconds
 from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.recorded import RecordedStep
 from verl_fuse.spec.arrays import Ints
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.composed import (
@@ -23,15 +26,17 @@ from verl_fuse.spec.composed import (
     CRITIC,
     FSDP_BLOCKS,
     MODEL,
+    ROLLOUT,
     Get,
     data_parallel_ranks,
     has_adapters,
+    on_accelerators,
     sequence_ranks,
 )
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.micro_batches import MICRO_BATCHES
 from verl_fuse.spec.model import Model
-from verl_fuse.spec.timeline import OLD_LOG_PROB, TRAIN_STAGES
+from verl_fuse.spec.timeline import GENERATION, OLD_LOG_PROB, TRAIN_STAGES
 from verl_fuse.tune.setting import Value
 
 
@@ -41,9 +46,11 @@ def model_block(role: str) -> str:
 
 
 _KEPT, _UNPADDED = "enable_gradient_checkpointing", "use_remove_padding"
-# The keys that decide on micro-batches and activations.
-_KEYS = frozenset(
+_REQUESTS, _TP = f"{ROLLOUT}.max_num_seqs", f"{ROLLOUT}.tensor_model_parallel_size"
+# The keys that decide on micro-batches, activations and requests.
+KEYS = frozenset(
     [
+        _REQUESTS,
         *(key for keys in MICRO_BATCHES.values() for key in (keys.by_tokens, keys.tokens, keys.rows)),
         *(f"{model_block(role)}.{name}" for role in (ACTOR, CRITIC) for name in (_KEPT, _UNPADDED)),
     ]
@@ -52,19 +59,20 @@ _KEYS = frozenset(
 
 @dataclass(frozen=True)
 class RecordedWork:
-    """A recorded run: its configuration, the mean seconds of its stages, and of each step the lengths of its samples.
-    `models` returns the model of a role."""
+    """A recorded run: its configuration, the mean seconds of its stages, and of each step its requests. `models`
+    returns the model of a role."""
 
     get: Get
     stages: Mapping[str, float]
-    lengths: Sequence[Ints]
+    steps: Sequence[RecordedStep]
     models: Callable[[str], Model]
 
 
 @dataclass(frozen=True)
 class Effect:
     """What a change does to a recorded run: micro-batches of a rank in a step before and after, of the stages that it
-    changes; seconds a step that it saves, and bytes by which a rank's peak grows at most, None without a cost model."""
+    changes; seconds a step that it saves, and bytes by which a rank's activations grow at most, None without a cost
+    model."""
 
     before: float
     after: float
@@ -89,29 +97,45 @@ class _Work:
 
 def effect(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | None) -> Effect | None:
     """Return what a change of these keys does; None where it is not known."""
-    if not changes.keys() & _KEYS or has_adapters(run.get):
+    if not changes.keys() & KEYS or has_adapters(run.get):
         return None
+    served = _served(run, changes, cost)
+    if not changes.keys() & KEYS - {_REQUESTS}:
+        return None if served is None else Effect(0.0, 0.0, served, 0.0)
 
     def changed(key: str) -> Value:
         return changes[key] if key in changes else run.get(key)
 
     works: dict[str, list[tuple[_Work, _Work]]] = {}
     for stage in (stage for stage in MICRO_BATCHES if run.stages.get(stage)):
-        for lengths in run.lengths:
-            one, other = _work(run.get, stage, lengths), _work(changed, stage, lengths)
+        for step in run.steps:
+            one, other = _work(run.get, stage, step.lengths), _work(changed, stage, step.lengths)
             if one is None or other is None:
                 return None
             works.setdefault(stage, []).append((one, other))
     works = {stage: pairs for stage, pairs in works.items() if any(one != other for one, other in pairs)}
     before, after = (
-        sum(pair[index].calls for pairs in works.values() for pair in pairs) / len(run.lengths) for index in (0, 1)
+        sum(pair[index].calls for pairs in works.values() for pair in pairs) / len(run.steps) for index in (0, 1)
     )
-    if not works:
-        return Effect(before, after, 0.0, 0.0)
-    if cost is None:
+    if works and cost is None:
         return Effect(before, after, None, None)
-    found = [_predicted(run, cost, stage, pairs) for stage, pairs in works.items()]
-    return Effect(before, after, sum(saved for saved, _ in found), max(0.0, *(more for _, more in found)))
+    found = [_predicted(run, cost, stage, pairs) for stage, pairs in works.items()] if cost is not None else []
+    saved = (served or 0.0) + sum(seconds for seconds, _ in found)
+    return Effect(before, after, saved, max([0.0, *(more for _, more in found)]))
+
+
+def _served(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | None) -> float | None:
+    """Return the seconds a step that generation takes less with as many requests at once as a change allows; None where
+    it is not known."""
+    if cost is None or _REQUESTS not in changes or GENERATION not in run.stages:
+        return None
+    model, tp = run.models(ACTOR), run.get(_TP) or 1
+
+    def seconds(most: Value) -> float:
+        limit = most if isinstance(most, int) else None
+        return sum(generation_seconds(step, model, cost, tp, limit) for step in run.steps)
+
+    return run.stages[GENERATION] * (1 - seconds(changes[_REQUESTS]) / seconds(run.get(_REQUESTS)))
 
 
 def _work(get: Get, stage: str, lengths: Ints) -> _Work | None:
@@ -130,11 +154,16 @@ def _work(get: Get, stage: str, lengths: Ints) -> _Work | None:
         if not isinstance(budget, int) or not unpadded:
             return None
         count = min(rows, math.ceil(batch.tokens / (ranks * updates) / (budget * shared)))
-        return _Work(batch, updates, count, recompute)
-    size = get(keys.rows)
-    if not isinstance(size, int) or size < 1:
-        return None
-    return _Work(batch if unpadded else Batch.padded(lengths, size), updates, math.ceil(rows / size), recompute)
+    else:
+        size = get(keys.rows)
+        if not isinstance(size, int) or size < 1:
+            return None
+        count = math.ceil(rows / size)
+        if not unpadded:
+            return _Work(Batch.padded(lengths, size), updates, count, recompute)
+    # Without flash attention a packed micro-batch is one sequence with a mask.
+    computed = batch if on_accelerators(get) else batch.masked(ranks * updates * count)
+    return _Work(computed, updates, count, recompute)
 
 
 def _updates(get: Get, role: str) -> int | None:

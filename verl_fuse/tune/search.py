@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from verl_fuse.spec.block import key_of
 from verl_fuse.tune.candidates import Candidate
 from verl_fuse.tune.order import BETTER, WORSE, Change, changes, guesses
-from verl_fuse.tune.pairs import between, fastest, gains, paired, sure
+from verl_fuse.tune.pairs import KEPT, between, fastest, gains, paired, sure
 from verl_fuse.tune.table import on_trained_side
 from verl_fuse.tune.trial import Outcome, Overrides, Trial, merged, same
 
@@ -44,8 +44,9 @@ class Request:
 
 class Search:
     """`candidates` returns what may be tried beside overrides of the base, `trial` makes one; `replays` tells after the
-    first one whether its rollouts can be replayed, and is asked again before each change. `budget` and `clock` are in
-    seconds."""
+    first one whether its rollouts can be replayed, and is asked again before each change. `saves` predicts after the
+    first one how many seconds a step its second overrides save against its first (None: not known). `budget` and
+    `clock` are in seconds."""
 
     def __init__(
         self,
@@ -55,10 +56,11 @@ class Search:
         steps: int,
         budget: float,
         replays: Callable[[], bool] = lambda: False,
+        saves: Callable[[Overrides, Overrides], float | None] = lambda one, other: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._candidates, self._trial, self._steps, self._clock = candidates, trial, steps, clock
-        self._end, self._can_replay, self._replays = clock() + budget, replays, False
+        self._end, self._can_replay, self._replays, self._saves = clock() + budget, replays, False, saves
         self._attempts: Counter[str] = Counter()
         self._asked: set[frozenset[tuple[str, str]]] = set()
         # What was kept, the base first: each beside all before it.
@@ -97,10 +99,22 @@ class Search:
         if limit is None:
             more = self._final - self._longest if longer else 0.0
             limit = PATIENCE * (self.trials[0].took + more) + FLOOR
-        begun = self._clock()
+        predicted, begun = self._predicted(overrides, replayed), self._clock()
         outcome = self._trial(Request(overrides, steps, limit, replayed))
-        self.trials.append(Trial(overrides, outcome, self._clock() - begun, turn, replayed, longer))
+        self.trials.append(Trial(overrides, outcome, self._clock() - begun, turn, replayed, longer, predicted))
         return self.trials[-1]
+
+    def _predicted(self, overrides: Overrides, replayed: bool) -> float | None:
+        """Return the predicted seconds a step: those of the best so far, or else of the base, as they were measured
+        last, less what is saved against them; None where nothing is predicted."""
+        best = self._made_as(self._kept[-1], replayed)
+        for start in (best, ()) if overrides else ():
+            measured = [trial for trial in self.trials if trial.measured and trial.replayed == replayed]
+            alike = [trial for trial in measured if same(trial.overrides, start)]
+            if alike and not same(start, overrides):
+                saved = self._saves(start, overrides)
+                return None if saved is None else alike[-1].mean - saved
+        return None
 
     def _climb(self) -> None:
         doubtful: list[tuple[float, Change]] = []
@@ -145,13 +159,18 @@ class Search:
 
     def _next(self) -> Change | None:
         """Return the next change: what is expected to be slower last; before it the keys tried least often, of these
-        what is expected to be faster, in the order."""
+        what is predicted to save most, then what is expected to be faster, in the order."""
         best = self._kept[-1]
         found = self._candidates(best)
         self._asked |= {frozenset([(each.setting.key, str(each.current))]) for each in found}
-        for change in sorted(
-            changes(found), key=lambda each: (each.hope == WORSE, self._times(each), each.hope, each.place)
-        ):
+
+        def rank(change: Change) -> tuple[bool, int, int, int, int]:
+            saved = self._saves(best, self._changed(change)) or 0.0
+            # In parts of a gain that would be kept: less is nothing.
+            gain = int(saved / ((1 - KEPT) * self.trials[0].mean))
+            return change.hope == WORSE or gain < 0, self._times(change), -gain, change.hope, change.place
+
+        for change in sorted(changes(found), key=rank):
             if _name(change) not in self._asked and not self._was_made(change):
                 return change
         return None

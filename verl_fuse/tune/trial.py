@@ -23,7 +23,8 @@ class Outcome:
 @dataclass(frozen=True)
 class Trial:
     """A trial of the base with overrides: its seconds in all (`took`), the turn of the finals (0: none), whether its
-    steps replayed the base's rollouts instead of generating, and whether it had more of them than the base's first."""
+    steps replayed the base's rollouts instead of generating, whether it had more of them than the base's first, and the
+    seconds a step that were predicted before it (None: none were)."""
 
     overrides: Overrides
     outcome: Outcome
@@ -31,6 +32,7 @@ class Trial:
     turn: int = 0
     replayed: bool = False
     longer: bool = False
+    predicted: float | None = None
 
     @property
     def measured(self) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from tables import TINY, table
 
+from verl_fuse.cost.calibration import GRAPHS
 from verl_fuse.cost.floors import NO_FLOORS, fit_floors, generation_seconds, stage_errors, stage_seconds
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep, run_of
@@ -43,7 +44,7 @@ def made_run(requests: int, seed: int, cut: dict, step: dict | None = None) -> R
         replicas = tuple(i % 2 for i in range(requests))
         made = RecordedStep({}, (9,) * requests, tuple(map(int, responses)), replicas, **(step or {}))
         stages = {stage: stage_seconds(run, made, stage, TINY, cost) for stage in (*INFERENCE_STAGES, *TRAIN_STAGES)}
-        stages |= {"gen": generation_seconds(run, made, TINY, cost), "update_weights": 0.2}
+        stages |= {"gen": generation_seconds(made, TINY, cost, run.tp, run.most), "update_weights": 0.2}
         steps.append(dataclasses.replace(made, stages=stages))
     return dataclasses.replace(run, steps=tuple(steps))
 
@@ -51,8 +52,14 @@ def made_run(requests: int, seed: int, cut: dict, step: dict | None = None) -> R
 LEFT_OUT = {"computed": {"old_log_prob": 0.5, "update_actor": 0.3}, "tokens_per_pass": 1.8, "drafted": 2.5}
 
 
+FEW = {**BY_SEQUENCES, "most": 3}
+MASKED = {**BY_TOKENS, "masked": True}
+
+
 @pytest.mark.parametrize("step", [{}, LEFT_OUT], ids=["stock", "features"])
-@pytest.mark.parametrize("cut", [BY_SEQUENCES, BY_TOKENS], ids=["by sequences", "by tokens"])
+@pytest.mark.parametrize(
+    "cut", [BY_SEQUENCES, BY_TOKENS, FEW, MASKED], ids=["by sequences", "by tokens", "few at once", "masked"]
+)
 def test_known_floors_are_found(cut: dict, step: dict):
     runs = [made_run(16, 0, cut, step), made_run(128, 1, {**cut, "minibatches": 2}, step)]
     found = fit_floors(runs, TINY, COST)
@@ -63,6 +70,35 @@ def test_known_floors_are_found(cut: dict, step: dict):
         for each in stage_errors(run, TINY, cost):
             assert each.predicted == pytest.approx(each.measured, rel=0.02), each.stage
             assert 0 < each.floors <= each.predicted
+
+
+def test_a_request_waits_for_the_first_place_that_is_free():
+    # On two places: passes 0 to 5 and 0 to 2, then 2 to 4, then 4 to 5.
+    waiting = RecordedStep({}, (9,) * 4, (5, 2, 2, 1), (0,) * 4)
+    floors = dataclasses.replace(NO_FLOORS, decode_step=1.0)
+    free = dataclasses.replace(TABLE, models=())
+
+    def passes(most: int | None) -> int:
+        cost = ProfiledCost.of(dataclasses.replace(free, engine=floors), COST.cluster)
+        return round(generation_seconds(waiting, TINY, cost, 1, most))
+
+    assert [passes(most) for most in (1, 2, 3, 4, None)] == [10, 5, 5, 5, 5]
+    longest_last = dataclasses.replace(waiting, responses=(1, 2, 2, 5))
+    waiting = longest_last
+    assert [passes(most) for most in (1, 2, 3, 4, None)] == [10, 7, 6, 5, 5]
+
+
+def test_where_all_passes_have_as_many_micro_batches_a_call_takes_what_is_assumed_of_one():
+    run = made_run(16, 0, BY_SEQUENCES)
+    found = fit_floors([run], TINY, COST)
+    # 0.06 s a call and 0.04 s for each of 4 micro-batches; 0.05 s are assumed.
+    assert (found.call, found.microbatch) == (GRAPHS.call, pytest.approx(0.04 + 0.01 / 4, rel=0.02))
+    quick = dataclasses.replace(run, steps=tuple(with_stage(step, "old_log_prob", 1e-6) for step in run.steps))
+    assert fit_floors([quick], TINY, COST).call == 0.0
+
+
+def with_stage(step: RecordedStep, stage: str, seconds: float) -> RecordedStep:
+    return dataclasses.replace(step, stages={**step.stages, stage: seconds})
 
 
 def test_without_a_pass_a_call_is_counted_with_its_updates():
@@ -215,6 +251,13 @@ def test_micro_batches_are_read_as_verl_reads_them():
     assert dataclasses.replace(run, budget={"old_log_prob": 12}).microbatches("old_log_prob", run.steps[0]) == 2
     assert (run.batch("ref", run.steps[0]).tokens, run.batch("old_log_prob", run.steps[0]).tokens) == (26, 26)
     assert dataclasses.replace(run, packed=False).batch("ref", run.steps[0]).tokens == 28
+    # Without flash attention the 13 tokens of each rank attend to each other.
+    assert dataclasses.replace(run, masked=True).batch("ref", run.steps[0]).squares == 2 * 13**2
+    assert (run.masked, run.most) == (False, None)
+    OmegaConf.update(config, "trainer.device", "cpu", force_add=True)
+    OmegaConf.update(config, "actor_rollout_ref.rollout.max_num_seqs", 64, force_add=True)
+    run = run_of("run", config, steps)
+    assert (run.masked, run.most) == (True, 64)
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,7 @@ def test_seconds_of_verl_s_settings_need_the_run_s_devices(run_dir: Path, capsys
     assert "has 16 devices, the run 8: name the run's" in ask(capsys, run_dir, "--cluster", "h100x2", code=2)
     assert "--profile p.json: needs --cluster" in ask(capsys, run_dir, "--profile", "p.json", code=2)
     (run_dir / "config.json").unlink()
-    assert "--cluster needs the model of actor_rollout_ref.model.path" in ask(
-        capsys, run_dir, "--cluster", "h100", code=2
-    )
+    assert "predictions need the model" in ask(capsys, run_dir, "--cluster", "h100", code=2)
 
 
 def test_nothing_is_predicted_of_verl_s_settings_in_a_run_with_features(

@@ -1,11 +1,11 @@
 """What a change does to a recorded run: micro-batches counted by hand, seconds and bytes of a cost model in between."""
 
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from tuned_run import ACTOR, ROLLOUT, run
 
 from verl_fuse.cost.profiled import cost_model
+from verl_fuse.cost.recorded import RecordedStep
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.model_names import model_named
@@ -15,14 +15,15 @@ BUDGET, SIZE, PACKED = (
     f"{ACTOR}.{name}" for name in ("ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz")
 )
 PASS_BUDGET, KEPT = f"{ROLLOUT}.log_prob_max_token_len_per_gpu", "actor_rollout_ref.model.enable_gradient_checkpointing"
+REQUESTS = f"{ROLLOUT}.max_num_seqs"
 COST = cost_model(cluster_named("h100"))
 
 
 def recorded(changes: dict | None = None, **stages: float) -> RecordedWork:
     """On each of 8 ranks 16 samples of 300 tokens a step, in two mini-batches."""
     config = OmegaConf.create(run({BUDGET: 1002, PASS_BUDGET: 16384, **(changes or {})}))
-    lengths = [np.full(128, 300, dtype=np.int64)] * 2
-    return RecordedWork(getter(config), stages or {"update_actor": 4.0}, lengths, lambda role: model_named("llama-7b"))
+    steps = [RecordedStep({}, (100,) * 128, (200,) * 128, tuple(i % 4 for i in range(128)))] * 2
+    return RecordedWork(getter(config), stages or {"update_actor": 4.0}, steps, lambda role: model_named("llama-7b"))
 
 
 @pytest.mark.parametrize(("budget", "calls"), [(8016, 2), (1600, 4), (501, 10)])
@@ -58,10 +59,34 @@ def test_fewer_micro_batches_and_kept_activations_save_seconds_and_take_memory()
     assert smaller.seconds < 0 == smaller.more_bytes
 
 
+def test_more_requests_at_once_take_fewer_passes():
+    """32 requests of a replica, of 200 tokens each, 8 at a time; the other three replicas have as many."""
+    few = recorded({REQUESTS: 8}, gen=8.0)
+    found = effect(few, {REQUESTS: 16}, COST)
+    # Half the passes, each of which takes hardly longer.
+    assert found is not None
+    assert 3.5 < found.seconds < 4.0
+    all_at_once = effect(few, {REQUESTS: 32}, COST)
+    assert 5.0 < all_at_once.seconds < 6.0
+    assert effect(few, {REQUESTS: 64}, COST) == all_at_once
+    assert effect(recorded({REQUESTS: 16}, gen=8.0), {REQUESTS: 8}, COST).seconds < -7.0
+    both = effect(recorded({REQUESTS: 8}, gen=8.0, update_actor=4.0), {REQUESTS: 16, BUDGET: 8016}, COST)
+    assert both.seconds == pytest.approx(found.seconds + effect(recorded(), {BUDGET: 8016}, COST).seconds)
+
+
+def test_on_a_cpu_a_packed_micro_batch_attends_as_one_sequence():
+    """So that one large micro-batch is dearer than several."""
+    budgets = {BUDGET: 501}
+    here, there = (recorded({"trainer.device": device, BUDGET: 8016}) for device in ("cpu", "cuda"))
+    costs = [effect(run, budgets, COST).seconds for run in (here, there)]
+    assert costs[0] > costs[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "base"),
     [
-        ({f"{ROLLOUT}.max_num_seqs": 32}, {}),
+        # The run has no generation.
+        ({REQUESTS: 32}, {}),
         ({BUDGET: 8016}, {f"{ACTOR}.strategy": "megatron"}),
         ({BUDGET: 8016}, {"actor_rollout_ref.model.lora_rank": 8}),
         # Rows of a packed micro-batch are padded to its longest, and which these are is not known.
