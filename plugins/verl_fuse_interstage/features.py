@@ -62,14 +62,15 @@ def _moved_tail(run: "Recording") -> "Saving":
     threshold, inference = run.threshold, run.inference
     if not threshold.threshold:
         shared = "devices are shared and saturated" if not run.dedicated else "no threshold is predicted to gain"
-        return Saving(f"R_t = 0: {shared}")
+        return Saving(f"no tail is moved: {shared}")
     saved = []
     for rollout, end in zip(run.begun, run.through, strict=True):
         time = trigger_time(end, threshold.threshold)
         fused = migrated(rollout.advance(time), time, threshold.survivors, inference, run.moving)
         saved.append(unmigrated(end, inference).seconds - fused.seconds)
     share = threshold.threshold / len(run.begun[0].requests)
-    note = f"R_t = {share:.0%} of the batch, {threshold.survivors} of {run.begun[0].replicas} replicas kept"
+    kept = f"{threshold.survivors} of {run.begun[0].replicas} replicas kept"
+    note = f"the tail is moved once {share:.0%} of the batch are left; {kept}"
     seconds, hidden = max(0.0, sum(saved) / len(saved)), sum(run.stages.get(stage, 0.0) for stage in SCORE_STAGES)
     share = min(1.0, seconds / hidden) if hidden else 0.0
     return Saving(note, seconds, replayed=True, stages=dict.fromkeys(SCORE_STAGES, share))

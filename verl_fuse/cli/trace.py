@@ -102,6 +102,7 @@ def _show(table: IdleTable, timelines: list[Timeline], page: Path | None) -> Non
     ):
         print_table(shown)
     console = Console()
+    console.print("spans: pieces of work on a track in a step; at once: how many ran together while it was busy (mean)")
     if table.overall is not None:
         console.print(f"Devices idle: {table.overall:.1%} of the step")
     if page is not None:

@@ -16,7 +16,8 @@ from verl_fuse.errors import FuseError
 # Metrics drawn over each other: their label, and verl's names, of which the first that both runs logged counts.
 CURVES: dict[str, tuple[str, ...]] = {
     "reward": ("critic/score/mean", "critic/rewards/mean"),
-    "KL": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
+    "KL to the reference": ("actor/reward_kl_penalty", "actor/kl_loss"),
+    "KL to the policy before the update": ("actor/ppo_kl",),
     "response tokens": ("response_length/mean",),
 }
 # The verdict judges this curve.

@@ -189,7 +189,9 @@ def _notes(
         moved = generation.paused is not None
         share = np.isnan(generation.paused.finish).mean() if generation.paused is not None else 0.0
         kept = f"{len(generation.fused.survivors)} of {generation.replicas} replicas kept"
-        notes.append(f"tail of {share:.0%} moved, {kept}" if moved else "R_t = 0: no migration is predicted to gain")
+        notes.append(
+            f"tail of {share:.0%} moved, {kept}" if moved else "no tail is moved: no migration is predicted to gain"
+        )
     if "scaling" in features and "interstage" not in features:
         notes.append(f"{generation.fused.rollout.replicas} of {generation.replicas} replicas used")
     if generation.slices is not None:

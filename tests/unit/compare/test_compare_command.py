@@ -50,7 +50,11 @@ def test_a_run_that_is_a_fifth_faster(stock: Path, faster: Path, capsys: pytest.
         "1,280",
     ):
         assert text in shown
-    for curve in ("reward (critic/score/mean)", "KL (actor/ppo_kl)", "response tokens (response_length/mean)"):
+    for curve in (
+        "reward (critic/score/mean)",
+        "KL to the policy before the update (actor/ppo_kl)",
+        "response tokens (response_length/mean)",
+    ):
         assert curve in shown
     assert max(map(len, shown.splitlines())) <= 100
 

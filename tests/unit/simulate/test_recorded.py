@@ -193,7 +193,7 @@ def test_shared_devices_save_nothing_by_overlap_or_by_fewer_replicas():
     savings = ask(step(), dedicated=False).savings
     assert (savings["interstage"].seconds, savings["interstage"].note) == (
         0.0,
-        "R_t = 0: devices are shared and saturated",
+        "no tail is moved: devices are shared and saturated",
     )
     assert (savings["scaling"].seconds, savings["scaling"].device_share) == (0.0, 0.0)
 

@@ -179,7 +179,7 @@ def test_a_profile_and_a_plan(tmp_path: Path, repo: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "on 2 x CPU" in out
     assert "realloc" in out
-    assert "R_t = 0: no migration is predicted to gain" in out
+    assert "no tail is moved: no migration is predicted to gain" in out
 
 
 def test_a_recorded_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -182,7 +182,7 @@ def test_on_shared_saturated_devices_interstage_is_stock():
     options = replace(NO_POLL, dedicated=False)
     fused = run(ppo(), "interstage", options)
     assert fused.seconds == pytest.approx(run(ppo(), "stock", options).seconds)
-    assert fused.notes == ("R_t = 0: no migration is predicted to gain",)
+    assert fused.notes == ("no tail is moved: no migration is predicted to gain",)
 
 
 def test_the_driver_sees_the_end_of_generation_when_it_looks():
