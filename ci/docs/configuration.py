@@ -18,6 +18,7 @@ import yaml
 
 from verl_fuse import plugins
 from verl_fuse.host.start.settings import CoreBlock
+from verl_fuse.spec.block import written
 
 REPO = Path(__file__).resolve().parents[2]
 DEFAULTS = REPO / "verl_fuse/host/config/fuse/default.yaml"
@@ -30,6 +31,14 @@ _NOT_WITH, _MANY = "Not with ", 6
 FITS = """| feature | algorithm | training | rollout | tried on |
 |---|---|---|---|---|
 | timeline | any | FSDP, FSDP2, Megatron | vLLM | every recipe that runs on CPUs |
+"""
+# The table of the features' names: its head.
+NAMES = """## Features
+
+`check`, `advise` and the start call features by these names, as does `simulate --strategy` those that it knows.
+
+| name | switched on by | in the README | simulated |
+|---|---|---|---|
 """
 HEAD = """# Configuration
 
@@ -49,8 +58,19 @@ def reference() -> str:
     said = comments(DEFAULTS.read_text())
     sections = {"fuse": CoreBlock, **{f"fuse.{name}": block for name, block in blocks().items()}}
     abouts, shown, presets = {**said, "fuse": "Keys of every run."}, examples(EXAMPLES.read_text()), _presets()
-    parts = [HEAD, *(_section(name, abouts[name], block, said, shown, presets) for name, block in sections.items())]
+    parts = [
+        HEAD,
+        NAMES + "".join(_names()),
+        *(_section(name, abouts[name], block, said, shown, presets) for name, block in sections.items()),
+    ]
     return "\n".join(parts)
+
+
+def _names() -> Iterator[str]:
+    for feature in plugins.features(_builtin()).values():
+        keys = ", ".join(f"[`{key}={written(value)}`](#fuse.{key})" for key, value in feature.keys.items())
+        title, known = feature.fits.title if feature.fits else "–", "yes" if feature.strategy else "no"
+        yield f"| `{feature.name}` | {keys} | {title} | {known} |\n"
 
 
 def with_fits(readme: str) -> str:

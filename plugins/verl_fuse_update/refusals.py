@@ -118,6 +118,10 @@ _OFF_IN_STREAMS: dict[str, tuple[Any, str]] = {
     f"{ACTOR}.ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
     f"{_FSDP}.ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
     f"{_FSDP}.offload_policy": (False, "false: gradients that wait were not run in host memory"),
+    **{
+        f"{_FSDP}.{part}_offload": (False, "false: each streamed call would load the model to the device and back")
+        for part in ("param", "optimizer")
+    },
     f"{MODEL}.lora_rank": (0, "0: adapters were not run"),
     f"{MODEL}.lora.rank": (0, "0: adapters were not run"),
 }

@@ -74,7 +74,7 @@ def advised_settings(
         RecordedStep({}, tuple(step.prompt.tolist()), tuple(step.response.tolist()), tuple(step.replica.tolist()))
         for step in result.recorded
     ]
-    run = RecordedWork(get, result.stages, steps, cache(partial(model_of, config)))
+    run = RecordedWork(config, result.stages, steps, cache(partial(model_of, config)))
     found = [_advised(each, None if on else run, cost) for each in candidates(config)]
     return sorted(found, key=lambda each: rank(each.candidate.setting.key))
 

@@ -17,9 +17,9 @@ import yaml
 
 from verl_fuse.cli import child
 from verl_fuse.cli.advised_settings import model_of
-from verl_fuse.cli.crash import cause
 from verl_fuse.cli.profile import cost_of, read_run
 from verl_fuse.cli.run import say
+from verl_fuse.cli.trials import error_of
 from verl_fuse.cli.tuned import Base
 from verl_fuse.cost.model import CostModel
 from verl_fuse.cost.table import ProfileTable
@@ -88,9 +88,9 @@ def _measured(base: Base, folder: Path, trial: Path) -> tuple[RecordedWork, Cost
     if ending.stopped_by is not None:
         raise KeyboardInterrupt
     if ending.code or ending.late:
-        raise FuseError(f"the profile of {model.name} ended with exit code {ending.code}: {cause(log)} (log: {log})")
+        raise FuseError(f"the profile of {model.name} ended with exit code {ending.code}: {error_of(log)} (log: {log})")
     stages = {name for step in run.steps for name in step.stages}
     seconds = {name: fmean(step.stages[name] for step in run.steps if name in step.stages) for name in stages}
-    return RecordedWork(get, seconds, run.steps, cache(partial(model_of, config))), cost_of(
+    return RecordedWork(config, seconds, run.steps, cache(partial(model_of, config))), cost_of(
         ProfileTable.read(out), [run]
     )

@@ -188,7 +188,7 @@ def make_task(launch: PlannedRun) -> None:
     if ending.stopped_by is not None:
         raise KeyboardInterrupt
     if ending.code:
-        why = _error(path) or "its log is empty"
+        why = error_of(path) or "its log is empty"
         raise FuseError(f"making the task ended with exit code {ending.code}: {why} (log: {path})")
 
 
@@ -224,11 +224,11 @@ def outcome(launch: PlannedRun, limit: float) -> Outcome:
 def judged(ending: child.Ending, log: Path, metrics: Path | None, limit: float) -> Outcome:
     """Say what became of a trial, by its ending, its log and its metrics (None: there are none)."""
     if ending.late:
-        return Outcome("hung", reason=f"not done after {limit:.0f} s; {_error(log) or 'its log is empty'}")
+        return Outcome("hung", reason=f"not done after {limit:.0f} s; {error_of(log) or 'its log is empty'}")
     if ending.code:
         found = _memory_error(log)
         kind: Kind = "out_of_memory" if found or ending.code == _KILLED else "crashed"
-        return Outcome(kind, reason=(found or _error(log) or f"exit code {ending.code}")[:_LONGEST])
+        return Outcome(kind, reason=(found or error_of(log) or f"exit code {ending.code}")[:_LONGEST])
     run = RunMetrics.of(str(log.parent), read_metrics(metrics) if metrics else ())
     if not (counted := run.timed[WARM_UP:]):
         return Outcome(
@@ -241,7 +241,7 @@ def _memory_error(log: Path) -> str | None:
     return next((line for line in _lines(log) if _OUT_OF_MEMORY.search(line)), None)
 
 
-def _error(log: Path) -> str | None:
+def error_of(log: Path) -> str | None:
     """Return the last error of a log, or its last line; None if it is empty."""
     return (cause(log) or next(reversed([*_lines(log)]), "")).partition("\n")[0] or None
 

@@ -61,9 +61,13 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
     def export_whole(self: Any) -> list[Any]:
         """Return references to this rank's part of the actor's whole parameters in Ray's object store, see
         standalone/weights.py."""
-        from verl_fuse.host.rollout.standalone.weights import export_whole
+        import torch
 
-        return export_whole(self.actor.engine, self.rank, self.world_size)
+        from verl_fuse.host.rollout.standalone.weights import export_whole
+        from verl_fuse.host.weights.sync.hybrid import TORCH_DTYPES
+
+        dtype = TORCH_DTYPES.get(self.config.rollout.dtype, torch.float32)
+        return export_whole(self.actor.engine, self.rank, self.world_size, dtype)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def report_memory(self: Any) -> Any:

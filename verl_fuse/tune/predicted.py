@@ -13,8 +13,12 @@ Invariants (tests/unit/tune/test_predicted.py):
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_fuse.cost.floors import generation_seconds
 from verl_fuse.cost.model import Batch, CostModel
@@ -29,7 +33,9 @@ from verl_fuse.spec.composed import (
     ROLLOUT,
     Get,
     data_parallel_ranks,
+    getter,
     has_adapters,
+    has_key,
     on_accelerators,
     sequence_ranks,
 )
@@ -62,10 +68,36 @@ class RecordedWork:
     """A recorded run: its configuration, the mean seconds of its stages, and of each step its requests. `models`
     returns the model of a role."""
 
-    get: Get
+    config: DictConfig
     stages: Mapping[str, float]
     steps: Sequence[RecordedStep]
     models: Callable[[str], Model]
+
+    @property
+    def get(self) -> Get:
+        return getter(self.config)
+
+    @contextmanager
+    def changed(self, changes: Mapping[str, Value]) -> Iterator[Get]:
+        """Give keys other values within the block, which others may follow; a copy would take a second."""
+        before: dict[str, Any] = {}
+        for key, value in changes.items():
+            if has_key(self.config, key):
+                parent, _, name = key.rpartition(".")
+                # Not what an interpolation resolves to.
+                before[key] = OmegaConf.select(self.config, parent)._get_node(name)._value()
+            OmegaConf.update(self.config, key, value, force_add=True)
+        try:
+            yield self.get
+        finally:
+            for key in changes:
+                if key in before:
+                    OmegaConf.update(self.config, key, before[key])
+                else:
+                    parent, _, name = key.rpartition(".")
+                    block = OmegaConf.select(self.config, parent)
+                    with open_dict(block):
+                        del block[name]
 
 
 @dataclass(frozen=True)
@@ -103,17 +135,12 @@ def effect(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | No
     if not changes.keys() & KEYS - {_REQUESTS}:
         return None if served is None else Effect(0.0, 0.0, served, 0.0)
 
-    def changed(key: str) -> Value:
-        return changes[key] if key in changes else run.get(key)
-
-    works: dict[str, list[tuple[_Work, _Work]]] = {}
-    for stage in (stage for stage in MICRO_BATCHES if run.stages.get(stage)):
-        for step in run.steps:
-            one, other = _work(run.get, stage, step.lengths), _work(changed, stage, step.lengths)
-            if one is None or other is None:
-                return None
-            works.setdefault(stage, []).append((one, other))
-    works = {stage: pairs for stage, pairs in works.items() if any(one != other for one, other in pairs)}
+    one = _works(run, run.get)
+    with run.changed(changes) as changed:
+        other = _works(run, changed)
+    if one is None or other is None:
+        return None
+    works = {stage: [*zip(one[stage], other[stage], strict=True)] for stage in one if one[stage] != other[stage]}
     before, after = (
         sum(pair[index].calls for pairs in works.values() for pair in pairs) / len(run.steps) for index in (0, 1)
     )
@@ -138,6 +165,17 @@ def _served(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | N
     return run.stages[GENERATION] * (1 - seconds(changes[_REQUESTS]) / seconds(run.get(_REQUESTS)))
 
 
+def _works(run: RecordedWork, get: Get) -> dict[str, list[_Work]] | None:
+    """Return the work of each stage and step that the run made; None where it is not known."""
+    found: dict[str, list[_Work]] = {}
+    for stage in (stage for stage in MICRO_BATCHES if run.stages.get(stage)):
+        for step in run.steps:
+            if (work := _work(get, stage, step.lengths)) is None:
+                return None
+            found.setdefault(stage, []).append(work)
+    return found
+
+
 def _work(get: Get, stage: str, lengths: Ints) -> _Work | None:
     """Return how verl computes these samples in a stage (verl.workers.engine.utils.prepare_micro_batches)."""
     keys = MICRO_BATCHES[stage]
@@ -151,18 +189,23 @@ def _work(get: Get, stage: str, lengths: Ints) -> _Work | None:
     unpadded, recompute = get(f"{block}.{_UNPADDED}"), bool(get(f"{block}.{_KEPT}")) and stage in TRAIN_STAGES
     if not keys.by_tokens or get(keys.by_tokens):
         budget = get(keys.tokens) or keys.default
-        if not isinstance(budget, int) or not unpadded:
+        if not isinstance(budget, int):
             return None
         count = min(rows, math.ceil(batch.tokens / (ranks * updates) / (budget * shared)))
+        size = math.ceil(rows / count)
     else:
         size = get(keys.rows)
         if not isinstance(size, int) or size < 1:
             return None
         count = math.ceil(rows / size)
-        if not unpadded:
-            return _Work(Batch.padded(lengths, size), updates, count, recompute)
-    # Without flash attention a packed micro-batch is one sequence with a mask.
-    computed = batch if on_accelerators(get) else batch.masked(ranks * updates * count)
+    if not unpadded:
+        # Which rows come together in a micro-batch is not known: as many as it has on average, in their order.
+        computed = Batch.padded(lengths, size)
+    elif on_accelerators(get):
+        computed = batch
+    else:
+        # Without flash attention a packed micro-batch is one sequence with a mask.
+        computed = batch.masked(ranks * updates * count)
     return _Work(computed, updates, count, recompute)
 
 

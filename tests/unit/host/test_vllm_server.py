@@ -4,6 +4,8 @@ import ast
 import asyncio
 import importlib.util
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Optional
@@ -21,6 +23,44 @@ OTHERS = [SimpleNamespace(), SimpleNamespace(engine=SimpleNamespace(engine_core=
 def test_processes_of_an_engine_that_has_none_are_none(server):
     assert list(engine_processes(server)) == []
     assert kill_engine(server) == 0
+
+
+# Starts a worker that stands still, says its number and goes on.
+CORE = """
+import os, signal, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+os.kill(worker.pid, signal.SIGSTOP)
+print(worker.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_an_engine_ends_with_its_workers_though_they_stand_still():
+    psutil = pytest.importorskip("psutil")
+    core, gone = (subprocess.Popen([sys.executable, "-c", CORE], stdout=subprocess.PIPE, text=True) for _ in range(2))
+    for process in (core, gone):
+        assert process.stdout is not None
+    workers = [psutil.Process(int(process.stdout.readline())) for process in (core, gone)]
+    try:
+        # A process that has ended meanwhile keeps no other from being ended.
+        gone.kill()
+        gone.wait()
+        manager = SimpleNamespace(processes=[gone, core])
+        resources = SimpleNamespace(engine_manager=manager)
+        server = SimpleNamespace(engine=SimpleNamespace(engine_core=SimpleNamespace(resources=resources)))
+        assert kill_engine(server) == 2
+        assert core.wait(timeout=30) < 0
+        ended, _ = psutil.wait_procs(workers[:1], timeout=30)
+        assert [process.pid for process in ended] == [workers[0].pid]
+    finally:
+        for process in (core, *workers):
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        for process in (core, gone):
+            process.stdout.close()
+            process.wait()
 
 
 @pytest.mark.parametrize("server", OTHERS)

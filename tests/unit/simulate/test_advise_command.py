@@ -139,14 +139,15 @@ def test_verl_s_own_settings_are_named_with_what_they_cost(run_dir: Path, capsys
     # The smallest of all budgets that hold the mini-batch.
     assert (budget["current"], budget["overrides"], budget["expected"]) == (2560, [f"{BUDGET}=5120"], "faster")
     assert (budget["rounds"], budget["cuts_mini_batches"], budget["ends_resume"]) == (True, False, False)
-    assert budget["micro_batches"] == [2.0, 1.0]
+    # The reference's budget follows.
+    assert budget["micro_batches"] == [4.0, 2.0]
     assert (budget["seconds"], budget["more_bytes"], found["peak_bytes"]) == (None, None, None)
     shards = settings["actor_rollout_ref.actor.fsdp_config.fsdp_size"]
     assert (shards["ends_resume"], shards["expected"], shards["micro_batches"]) == (True, "unknown", None)
     assert settings["actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"]["expected"] in ("as before", "slower")
     shown = ask(capsys, run_dir)
     assert f"\n  {BUDGET}=5120\n    now 2560; each micro-batch reads all weights anew" in shown
-    assert "2 micro-batches of a rank in a step become 1; seconds not predicted" in " ".join(shown.split())
+    assert "4 micro-batches of a rank in a step become 2; seconds not predicted" in " ".join(shown.split())
     assert "Try them: verl-fuse tune --keys KEY -- ARGUMENTS" in shown
 
 

@@ -1,5 +1,7 @@
 """What a change does to a recorded run: micro-batches counted by hand, seconds and bytes of a cost model in between."""
 
+import dataclasses
+
 import pytest
 from omegaconf import OmegaConf
 from tuned_run import ACTOR, ROLLOUT, run
@@ -7,7 +9,6 @@ from tuned_run import ACTOR, ROLLOUT, run
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.cost.recorded import RecordedStep
 from verl_fuse.spec.cluster import cluster_named
-from verl_fuse.spec.composed import getter
 from verl_fuse.spec.model_names import model_named
 from verl_fuse.tune.predicted import Effect, RecordedWork, effect
 
@@ -23,7 +24,7 @@ def recorded(changes: dict | None = None, **stages: float) -> RecordedWork:
     """On each of 8 ranks 16 samples of 300 tokens a step, in two mini-batches."""
     config = OmegaConf.create(run({BUDGET: 1002, PASS_BUDGET: 16384, **(changes or {})}))
     steps = [RecordedStep({}, (100,) * 128, (200,) * 128, tuple(i % 4 for i in range(128)))] * 2
-    return RecordedWork(getter(config), stages or {"update_actor": 4.0}, steps, lambda role: model_named("llama-7b"))
+    return RecordedWork(config, stages or {"update_actor": 4.0}, steps, lambda role: model_named("llama-7b"))
 
 
 @pytest.mark.parametrize(("budget", "calls"), [(8016, 2), (1600, 4), (501, 10)])
@@ -59,6 +60,37 @@ def test_fewer_micro_batches_and_kept_activations_save_seconds_and_take_memory()
     assert smaller.seconds < 0 == smaller.more_bytes
 
 
+def test_what_follows_a_key_changes_with_it():
+    budget = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
+    packed = "actor_rollout_ref.ref.log_prob_use_dynamic_bsz"
+    found = recorded({budget: f"${{{BUDGET}}}", packed: True}, ref=1.0)
+    # 4800 tokens of a rank.
+    assert effect(found, {BUDGET: 501}, None) == Effect(5.0, 10.0, None, None)
+    assert effect(found, {BUDGET: 501}, None) == effect(found, {budget: 501}, None)
+    # The configuration is as it was, with what follows.
+    config = OmegaConf.create(run({BUDGET: 1002, budget: f"${{{BUDGET}}}"}))
+    before = OmegaConf.to_yaml(config)
+    kept = dataclasses.replace(found, config=config)
+    for key in (BUDGET, budget, "critic.ppo_infer_max_token_len_per_gpu"):
+        assert effect(kept, {key: 501}, None) is not None
+    assert OmegaConf.to_yaml(config) == before
+
+
+def test_rows_with_padding_are_as_long_as_the_longest_beside_them():
+    lengths = [300, 100] * 64
+    step = RecordedStep({}, (0,) * 128, tuple(lengths), (0,) * 128)
+
+    def saved(padded: bool, **changes: object) -> float:
+        base = {"actor_rollout_ref.model.use_remove_padding": not padded, PACKED: False, SIZE: 1}
+        found = dataclasses.replace(recorded(base), steps=[step])
+        return effect(found, changes, COST).seconds
+
+    # Two rows at a time need half the calls for half as many tokens more.
+    assert saved(True, **{SIZE: 2}) < saved(False, **{SIZE: 2})
+    # Of 1600 tokens of a rank's mini-batch 800 at a time are four rows.
+    assert saved(True, **{PACKED: True, BUDGET: 800}) == saved(True, **{SIZE: 4})
+
+
 def test_more_requests_at_once_take_fewer_passes():
     """32 requests of a replica, of 200 tokens each, 8 at a time; the other three replicas have as many."""
     few = recorded({REQUESTS: 8}, gen=8.0)
@@ -89,8 +121,6 @@ def test_on_a_cpu_a_packed_micro_batch_attends_as_one_sequence():
         ({REQUESTS: 32}, {}),
         ({BUDGET: 8016}, {f"{ACTOR}.strategy": "megatron"}),
         ({BUDGET: 8016}, {"actor_rollout_ref.model.lora_rank": 8}),
-        # Rows of a packed micro-batch are padded to its longest, and which these are is not known.
-        ({BUDGET: 8016}, {"actor_rollout_ref.model.use_remove_padding": False}),
     ],
 )
 def test_nothing_is_told_where_it_is_not_known(changes: dict, base: dict):

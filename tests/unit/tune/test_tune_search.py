@@ -102,8 +102,8 @@ def test_what_is_predicted_to_save_most_comes_first_and_what_costs_last():
     # Against the base, and then against the best so far as measured.
     assert [trial.predicted for trial in climb[:4]] == [None, 3.0, 1.5, pytest.approx(2.41)]
     assert {trial.predicted for trial in climb[4:-1]} == {None}
-    # Of the finals only the base has nothing to predict.
-    assert [trial.predicted for trial in found.trials if trial.turn] == [None, 3.0, 3.0, None]
+    # Of the finals only the base has nothing to predict; the best itself is predicted from the base.
+    assert [trial.predicted for trial in found.trials if trial.turn] == [None, 3.0, 1.5, 3.0, None]
 
 
 def test_replays_are_predicted_from_replays():

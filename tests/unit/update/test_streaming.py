@@ -129,6 +129,8 @@ def test_what_fits_is_not_refused():
         (f"{ACTOR}.ulysses_sequence_parallel_size", 2),
         (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 2),
         (f"{ACTOR}.fsdp_config.offload_policy", True),
+        (f"{ACTOR}.fsdp_config.param_offload", True),
+        (f"{ACTOR}.fsdp_config.optimizer_offload", True),
         (f"{ACTOR}.use_kl_loss", True),
         (f"{ACTOR}.ppo_mini_batch_size", 4),
         ("fuse.elastic.release", False),

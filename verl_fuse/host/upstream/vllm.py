@@ -5,9 +5,8 @@ The servers of another engine would be asked here too. A server that cannot answ
 Light: neither verl nor vLLM is imported.
 """
 
-import os
-import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -43,10 +42,17 @@ def end(server: Any) -> None:
 
 
 def kill_engine(server: Any) -> int:
-    """End the server's engine processes; return the number of processes that it knows of."""
+    """End the server's engine processes and the workers that they have started, which do not notice where they hang;
+    return the number of processes that it knows of."""
     processes = engine_processes(server)
-    for process in processes:
-        os.kill(process.pid, signal.SIGKILL)
+    if processes:
+        import psutil
+
+        found = [psutil.Process(process.pid) for process in processes if psutil.pid_exists(process.pid)]
+        workers = [worker for process in found for worker in process.children(recursive=True)]
+        for process in (*found, *workers):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     return len(processes)
 
 

@@ -56,7 +56,7 @@ class Packer:
         size = parcel.elements * self._dtype.itemsize
         wire = buffer[:size].view(self._dtype)
         for part, view in self._views(parcel, holding, wire):
-            part.copy_(view)
+            part.copy_(_beside(view, part))
         if not self._checksums:
             return buffer[:size]
         buffer[size : size + CHECKSUM_BYTES] = checksum(buffer[:size])
@@ -99,4 +99,10 @@ def keep(program: TransferProgram, span: StreamRange, source: HeldTensors, targe
             for below, beside, new in target.views(part):
                 view = old[below : below + new.shape[0], beside : beside + new.shape[1]]
                 if new.data_ptr() != view.data_ptr():
-                    new.copy_(view)
+                    new.copy_(_beside(view, new))
+
+
+def _beside(view: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the view on another tensor's device, in its own dtype: a copy that changes both casts on the host, and
+    waits."""
+    return view if view.device == other.device else view.to(other.device, non_blocking=True)

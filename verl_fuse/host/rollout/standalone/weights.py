@@ -18,18 +18,21 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayError
 from verl.utils.device import get_device_id
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.weights.buckets import in_buckets
+from verl_fuse.host.weights.computed import rounded
 from verl_fuse.host.weights.shard import Shard
 
 
-def export_whole(engine: Any, rank: int, ranks: int) -> list[ray.ObjectRef]:
+def export_whole(engine: Any, rank: int, ranks: int, dtype: torch.dtype) -> list[ray.ObjectRef]:
     """Return references to the buckets that this rank leaves: whole parameters under their Hugging Face names, in the
-    form that verl hands to a checkpoint engine. Collective over the `ranks` training ranks.
+    form that verl hands to a checkpoint engine, and in the rollout's dtype where that is narrower. Collective over the
+    `ranks` training ranks.
 
     Every rank gathers each parameter. Buckets are dealt out in turns, so that no rank's device, host and network carry
     all buckets."""
@@ -38,7 +41,7 @@ def export_whole(engine: Any, rank: int, ranks: int) -> list[ray.ObjectRef]:
         raise FuseError("weights of standalone replicas: an adapter that is not merged cannot be sent")
     whole = (Shard(name, (0,) * tensor.dim(), tensor.detach()) for name, tensor in parameters)
     references = [
-        ray.put([replace(shard, data=shard.data.cpu()) for shard in bucket])
+        ray.put([replace(shard, data=rounded(shard.data, dtype).cpu()) for shard in bucket])
         for number, bucket in enumerate(in_buckets(whole))
         if number % ranks == rank
     ]

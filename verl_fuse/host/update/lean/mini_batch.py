@@ -36,6 +36,8 @@ from verl_fuse.host.update.lean.rows import Outputs, lengths, nested, selected, 
 from verl_fuse.host.upstream.advantages import has_gradient
 from verl_fuse.host.weights.gathered import reshard
 
+# Rows of logits whose entropy is computed at a time, as many as verl's own chunks have.
+ENTROPY_ROWS = 2048
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
 
@@ -158,7 +160,7 @@ class LeanMiniBatch:
         assign_non_tensor(self._data, calculate_entropy=True)
         with ExitStack() as stack:
             if not self._entropy and hasattr(self._engine, "compute_entropy_from_logits"):
-                stack.enter_context(_replaced(self._engine, "compute_entropy_from_logits", _without_gradient))
+                stack.enter_context(_replaced(self._engine, "compute_entropy_from_logits", without_gradient))
             yield
 
     def _note(self, model_output: dict[str, Any], data: Any) -> None:
@@ -274,6 +276,8 @@ def _replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[N
         setattr(owner, name, stock) if own else delattr(owner, name)
 
 
-def _without_gradient(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def without_gradient(stock: Callable[..., Any], logits: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Return verl's entropy of each row of logits (tokens x words) without a gradient, with a copy of a few rows at a
+    time."""
     with torch.no_grad():
-        return stock(*args, **kwargs)
+        return torch.cat([stock(rows, *args, **kwargs) for rows in logits.split(ENTROPY_ROWS)])

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.utils.device import get_device_name
+from verl.utils.device import get_device_name, get_torch_device
 from verl.utils.metric import Metric
 from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
 from verl.utils.tensordict_utils import get as get_value
@@ -55,7 +55,7 @@ class StreamTrainingWorker(LeanTrainingWorker):
         with self.engine.train_mode(zero_grad_on_exit=False), alone(self.engine, order.last):
             rows = StreamedRows(self.engine, data, lean, self.loss_fn, order, self._totals)
             rows.compute()
-        self._totals.seconds += watch.now - watch.start
+        self._totals.seconds += seconds_since(watch)
         if not order.counts:
             return TensorDict({}, batch_size=[])
         return old_log_probs_of(rows.outputs, rows.like, data["response_mask"])
@@ -77,7 +77,7 @@ class StreamTrainingWorker(LeanTrainingWorker):
             norm = engine.optimizer_step()
         metrics = totals.scaled(scale, weight / dist.get_world_size()) | {"grad_norm": norm}
         metrics["lr"] = engine.lr_scheduler_step()
-        totals.seconds += watch.now - watch.start
+        totals.seconds += seconds_since(watch)
         self._totals = None
         return self._said(metrics, totals, scale) | {"tokens": tokens}
 
@@ -119,6 +119,12 @@ class StreamTrainingWorker(LeanTrainingWorker):
                     else [one for of_rank in value for one in of_rank]
                 )
         return said
+
+
+def seconds_since(watch: Stopwatch) -> float:
+    """Return the seconds since a stopwatch was started, after all that the device was given."""
+    get_torch_device().synchronize()
+    return watch.now - watch.start
 
 
 def _scale(module: Any, scale: float) -> None:

@@ -2,7 +2,7 @@
 module that needs Megatron.
 
 Invariants (tests/integration/test_weight_sync.py, test_megatron_weight_sync.py):
-- shards are read in place: no parameter is gathered or copied;
+- shards are read in place: no parameter is gathered or copied, and none is read before it has arrived in host memory;
 - an unknown model or sharding is a FuseError naming it before any tensor is sent.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from verl.utils.device import get_torch_device
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.engines import is_megatron
@@ -53,13 +54,17 @@ def trained(engine: Any) -> Trained:
 
 def own_shards(engine: Any) -> dict[str, torch.Tensor]:
     """Return this rank's part of every parameter, by name; the tensors are the engine's own. Offloaded parts of
-    Megatron are first brought back to their device, as verl's own sync does it; verl offloads them again."""
+    Megatron are first brought back to their device, as verl's own sync does it; verl offloads them again. Those of FSDP
+    are read in host memory."""
     if is_megatron(engine):
         from verl_fuse.host.weights.sync import megatron
 
         if engine.is_param_offload_enabled:
             megatron.load(engine)
         return megatron.own_shards(engine)
+    if engine.is_param_offload_enabled:
+        # verl does not wait for its copies to the host.
+        get_torch_device().synchronize()
     return {name: tensor.to_local().detach() for name, tensor in engine.module.state_dict().items()}
 
 
