@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
+from ci.gpu.autograd import AutogradStage
 from ci.gpu.processes import Rank
 from verl_fuse.reshard.program import plan_transfer
-from verl_fuse.runtime.autograd import AutogradStage
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.links import open_links
 from verl_fuse.runtime.lower import lower_schedule

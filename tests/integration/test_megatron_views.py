@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from ranks import CONTEXT, Ranks, World
 from small_gpt import HIDDEN, LENGTH, SAMPLES, gpt, losses, open_view, tokens, whole_name
 
-from verl_fuse.runtime.autograd import AutogradStage
+from ci.gpu.autograd import AutogradStage
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.lower import lower_schedule
 from verl_fuse.runtime.stage import TensorSpec

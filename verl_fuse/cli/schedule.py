@@ -13,7 +13,6 @@ from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.schedule_from_model import from_model
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.errors import FuseError
-from verl_fuse.schedule import cache
 from verl_fuse.schedule.methods import INSTALL, METHODS, has_solver, possible_methods, solve
 from verl_fuse.schedule.render import write_picture
 from verl_fuse.schedule.render.curve import summary
@@ -67,12 +66,6 @@ def solve_command(
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
     workers: Workers = 2,
-    use_cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="Reuse a schedule proven optimal, or found with as much time.")
-    ] = True,
-    cache_folder: Annotated[
-        Path | None, typer.Option(help=f"Default: ${cache.CACHE_VARIABLE}, or the user's cache directory.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Solve a problem; Ctrl-C returns the best schedule so far."""
@@ -80,27 +73,16 @@ def solve_command(
     problem = ScheduleProblem.read(problem_file)
     if out is not None:
         check_writable(out)
-    folder = cache_folder or cache.default_folder()
-    cached = cache.load(folder, problem, method) if use_cache else None
-    if cached is not None and not _settled(cached, time_limit):
-        cached = None
-    if cached is not None:
-        schedule = cached
-    else:
-        if method == "portfolio" and not has_solver():
-            typer.echo(f"verl-fuse: annealing alone: {INSTALL} adds a search that proves optima", err=True)
-        with ProgressNotes(f"{method}: {problem.ops} ops on {problem.ranks} ranks") as report:
-            schedule = solve(problem, method, Budget(_left(until), seed, workers, report))
+    if method == "portfolio" and not has_solver():
+        typer.echo(f"verl-fuse: annealing alone: {INSTALL} adds a search that proves optima", err=True)
+    with ProgressNotes(f"{method}: {problem.ops} ops on {problem.ranks} ranks") as report:
+        schedule = solve(problem, method, Budget(_left(until), seed, workers, report))
     if out is not None:
         schedule.write(out)
     if as_json:
-        print_json({**as_data(schedule), "cached": cached is not None, "file": out and str(out)})
+        print_json({**as_data(schedule), "file": out and str(out)})
     else:
         typer.echo(summary(schedule))
-        if cached is not None:
-            typer.echo(f"solved earlier: the schedule is from the cache in {folder}; --no-cache solves again")
-    if use_cache and cached is None:
-        cache.store(folder, schedule)
 
 
 @app.command(epilog=examples(SHOW))
@@ -192,7 +174,3 @@ def as_data(schedule: Schedule) -> dict[str, Any]:
 def _left(until: float) -> float:
     """Return the seconds left for the whole command, never none, so that every method returns a schedule."""
     return max(LEAST_TIME_LIMIT, until - time.monotonic())
-
-
-def _settled(schedule: Schedule, time_limit: float) -> bool:
-    return (schedule.optimal and schedule.memory_optimal) or schedule.solve_seconds >= time_limit * 0.9

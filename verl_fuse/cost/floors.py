@@ -12,7 +12,6 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import fmean
 
 import numpy as np
@@ -22,7 +21,7 @@ from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.arrays import Ints
+from verl_fuse.spec.arrays import Ints, nonnegative_fit
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
@@ -173,14 +172,4 @@ def _fit(rows: Sequence[tuple[float, ...]], seconds: Sequence[float], explained:
         raise FuseError("the recorded runs hold none of the stages " + ", ".join((*INFERENCE_STAGES, *TRAIN_STAGES)))
     weights = 1 / np.array(seconds)
     left, right = np.array(rows) * weights[:, None], (np.array(seconds) - explained) * weights
-    width = left.shape[1]
-    best, least = np.zeros(width), float(np.square(right).sum())
-    # Few columns: the best of all subsets whose coefficients come out positive is the constrained optimum.
-    for count in range(1, width + 1):
-        for chosen in map(list, combinations(range(width), count)):
-            found = np.linalg.lstsq(left[:, chosen], right, rcond=None)[0]
-            error = float(np.square(left[:, chosen] @ found - right).sum())
-            if (found >= 0).all() and error < least:
-                best, least = np.zeros(width), error
-                best[chosen] = found
-    return tuple(best.tolist())
+    return tuple(nonnegative_fit(left, right).tolist())

@@ -95,18 +95,9 @@ class TransferProgram:
     @property
     def network_bytes(self) -> int:
         """Return the bytes that pass between nodes."""
-        return int((self.hops.high - self.hops.low)[self._far].sum()) * self.item_bytes
-
-    def sent(self, *, far: bool) -> Ints:
-        """Return the bytes that each rank sends of elements held before the program, to other nodes or within its
-        own."""
-        chosen = (self._far == far) & (self.hops.place == 0)
-        return self._per_rank(self.hops.sender, chosen)
-
-    def load(self, *, far: bool) -> tuple[Ints, Ints]:
-        """Return the bytes that each rank sends and receives in all, between nodes or within its own."""
-        chosen = self._far == far
-        return self._per_rank(self.hops.sender, chosen), self._per_rank(self.hops.receiver, chosen)
+        nodes = np.array(self.nodes, np.int64)
+        far = nodes[self.hops.sender] != nodes[self.hops.receiver]
+        return int((self.hops.high - self.hops.low)[far].sum()) * self.item_bytes
 
     @cached_property
     def digest(self) -> str:
@@ -116,16 +107,6 @@ class TransferProgram:
             for value in vars(part).values():
                 digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
         return digest.hexdigest()
-
-    @cached_property
-    def _far(self) -> np.ndarray:
-        nodes = np.array(self.nodes, np.int64)
-        return nodes[self.hops.sender] != nodes[self.hops.receiver]
-
-    def _per_rank(self, ranks: Ints, chosen: np.ndarray) -> Ints:
-        sizes = (self.hops.high - self.hops.low)[chosen]
-        counted = np.bincount(ranks[chosen], weights=sizes, minlength=len(self.nodes))
-        return counted.astype(np.int64) * self.item_bytes
 
     @cached_property
     def _ends(self) -> Ints:

@@ -11,7 +11,6 @@ shorter one has tokens.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from types import MappingProxyType
 
 import numpy as np
@@ -24,7 +23,7 @@ from verl_fuse.simulate.rollout import Requests, RolloutState
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost
 from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
-from verl_fuse.spec.arrays import Floats, Ints
+from verl_fuse.spec.arrays import Floats, Ints, nonnegative_fit
 from verl_fuse.spec.timeline import (
     ADVANTAGE,
     GENERATION,
@@ -179,15 +178,7 @@ def fit_decode(recorded: ReplayedStep) -> DecodeFit:
         rows.append(np.stack([np.ones(len(tokens)), tokens, shared], axis=1))
         seconds.append(end - start)
     table, target = np.concatenate(rows), np.concatenate(seconds)
-    best, least = np.zeros(3), float("inf")
-    for size in (1, 2, 3):
-        for chosen in combinations(range(3), size):
-            found = np.linalg.lstsq(table[:, chosen], target, rcond=None)[0]
-            error = float(((table[:, chosen] @ found - target) ** 2).sum())
-            if (found >= 0).all() and error < least:
-                best, least = np.zeros(3), error
-                best[list(chosen)] = found
-    return DecodeFit(*map(float, best))
+    return DecodeFit(*map(float, nonnegative_fit(table, target)))
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ TABLE = (
     Bad("problem: nested", "schedule solve problem.json", "problem.json: cannot be read: nested too deeply", {"problem.json": "[" * 10**6}),
     Bad("problem: digits", "schedule compare problem.json", "problem.json: cannot be read: Exceeds the limit", {"problem.json": "9" * 5000}),
     Bad("problem: missing", "schedule solve none.json", "none.json: cannot be read: No such file or directory"),
-    Bad("schedule: another method", "schedule solve problem.json --no-cache --method magic", "method='magic'; allowed", {"problem.json": PROBLEM}),
+    Bad("schedule: another method", "schedule solve problem.json --method magic", "method='magic'; allowed", {"problem.json": PROBLEM}),
     Bad("schedule: workers", "schedule solve problem.json --workers 0", "Invalid value for '--workers'", {"problem.json": PROBLEM}),
     Bad("schedule: out", "schedule solve problem.json --out none/x.json", "none/x.json: cannot be written", {"problem.json": PROBLEM}),
     Bad("schedule: show a problem", "schedule show problem.json", "not a verl-fuse schedule: it has no key 'problem'", {"problem.json": PROBLEM}),

@@ -73,7 +73,7 @@ def test_the_keys_of_json_are_documented(
         "simulate": f"simulate {step} h100 --seeds 1 --strategy observe",
         "plan": f"plan {step} h100 --strategy fsdp",
         "schedule from-model": f"schedule from-model h100x4 {model} --out {tmp_path}/made.json",
-        "schedule solve": f"schedule solve {problem} --method greedy --no-cache --out {schedule}",
+        "schedule solve": f"schedule solve {problem} --method greedy --out {schedule}",
         "schedule show": f"schedule show {schedule}",
         "schedule compare": f"schedule compare {problem} --time-limit 1",
     }

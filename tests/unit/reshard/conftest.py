@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import their helpers: layouts."""
+"""Lets the tests of this folder import their helpers."""
 
 import sys
 from pathlib import Path

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 from layouts import LLAMA, MOE, QWEN2, QWEN3, SMALL, fits, random_sharding
+from transfer_check import check
 
-from verl_fuse.reshard.check import check
 from verl_fuse.reshard.chunks import chunks
 from verl_fuse.reshard.loadable import LoadableSharding
 from verl_fuse.reshard.program import lower_bound, plan_transfer

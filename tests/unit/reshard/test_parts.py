@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from layouts import QWEN2, random_pair
 from ortools.linear_solver import pywraplp
+from transfer_seconds import predicted_seconds
 
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
@@ -18,7 +19,6 @@ from verl_fuse.reshard.program import StreamRange, plan_transfer
 from verl_fuse.reshard.rectangles import rectangles
 from verl_fuse.reshard.rounds import hops_of
 from verl_fuse.reshard.routes import flows_of
-from verl_fuse.reshard.seconds import predicted_seconds
 from verl_fuse.reshard.sharding import Cells, PlacedSharding
 from verl_fuse.reshard.streams import NOBODY, Streams, streams_of
 from verl_fuse.reshard.text import sharding_from

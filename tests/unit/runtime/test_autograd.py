@@ -1,4 +1,4 @@
-"""The invariants in the docstring of verl_fuse/runtime/autograd.py."""
+"""The invariants in the docstring of ci/gpu/autograd.py."""
 
 import gc
 import weakref
@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from verl_fuse.runtime.autograd import AutogradStage
+from ci.gpu.autograd import AutogradStage
 from verl_fuse.runtime.stage import TensorSpec
 
 SPECS = [TensorSpec((2, 2), torch.float32)] * 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from verl_fuse.runtime.autograd import AutogradStage
+from ci.gpu.autograd import AutogradStage
 from verl_fuse.runtime.stage import TensorSpec
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 

@@ -27,18 +27,12 @@ def problem_file(tmp_path):
     return path
 
 
-def test_solve_show_and_cache(problem_file, tmp_path):
-    out, cache = tmp_path / "schedule.json", tmp_path / "cache"
-    command = ["solve", str(problem_file), "--time-limit", "2", "--out", str(out), "--cache-folder", str(cache)]
-    first = RUN.invoke(app, command)
-    assert first.exit_code == 0, first.output
+def test_solve_and_show(problem_file, tmp_path):
+    out = tmp_path / "schedule.json"
+    solved = RUN.invoke(app, ["solve", str(problem_file), "--time-limit", "2", "--out", str(out)])
+    assert solved.exit_code == 0, solved.output
     schedule = Schedule.read(out)
     assert (schedule.method, schedule.makespan, schedule.optimal) == ("portfolio", 12.0, True)
-    assert len(list(cache.iterdir())) == 1
-    again = RUN.invoke(app, command).stdout
-    assert again.startswith(first.stdout)
-    assert f"from the cache in {cache}; --no-cache solves again" in again
-    assert Schedule.read(out) == schedule
     shown = RUN.invoke(app, ["show", str(out)])
     assert "rank   1 |" in shown.output
     page = tmp_path / "schedule.html"
@@ -46,20 +40,9 @@ def test_solve_show_and_cache(problem_file, tmp_path):
     assert page.stat().st_size > 1000
 
 
-def test_a_cache_that_cannot_be_written_costs_no_schedule(problem_file, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("VERL_FUSE_CACHE", str(tmp_path / "file" / "below"))
-    out = tmp_path / "schedule.json"
-    with pytest.warns(UserWarning, match="schedule not cached"):
-        result = RUN.invoke(app, ["solve", str(problem_file), "--method", "greedy", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert "makespan" in result.output
-    assert Schedule.read(out).method == "greedy"
-
-
 def test_a_place_that_cannot_be_written_is_refused_before_solving(problem_file, tmp_path, monkeypatch):
     monkeypatch.setattr("verl_fuse.cli.schedule.solve", lambda *_: pytest.fail("solved first"))
-    result = RUN.invoke(app, ["solve", str(problem_file), "--no-cache", "--out", str(tmp_path / "nodir" / "x.json")])
+    result = RUN.invoke(app, ["solve", str(problem_file), "--out", str(tmp_path / "nodir" / "x.json")])
     assert isinstance(result.exception, FuseError)
     assert "nodir/x.json: cannot be written" in str(result.exception)
 
@@ -138,7 +121,7 @@ def test_bad_input_is_one_message_that_names_the_file(problem_file, capsys, chan
 
 def test_a_tampered_schedule_is_refused(problem_file, tmp_path, capsys):
     out = tmp_path / "schedule.json"
-    RUN.invoke(app, ["solve", str(problem_file), "--method", "greedy", "--no-cache", "--out", str(out)])
+    RUN.invoke(app, ["solve", str(problem_file), "--method", "greedy", "--out", str(out)])
     out.write_text(out.read_text().replace('"microbatch": 1', '"microbatch": 0', 1))
     with pytest.raises(SystemExit):
         main(["schedule", "show", str(out)])
@@ -165,7 +148,7 @@ import sys
 sys.modules["ortools"] = None
 from verl_fuse.cli.main import main
 for arguments in (
-    ["solve", {str(problem_file)!r}, "--no-cache", "--time-limit", "5"],
+    ["solve", {str(problem_file)!r}, "--time-limit", "5"],
     ["compare", {str(problem_file)!r}, "--time-limit", "3", "--json"],
     ["solve", {str(problem_file)!r}, "--method", "exact"],
 ):
