@@ -1,10 +1,11 @@
-"""Counts the memory that a streamed update keeps on the devices of a replica, before the first step. Pure: values in,
-text out.
+"""Counts the memory that a streamed update keeps on the devices of a replica, and the logits that an update keeps
+beside its gradient, before the first step. Pure: values in, text out.
 
 Invariants (tests/unit/update/test_streaming.py):
 - a rank holds its shard of the parameters, two moments of the same size, a gradient, and the sum that waits, both of 4
   bytes per parameter;
-- a run of which that alone is more than a device has is refused; on the host nothing is.
+- a run of which that alone is more than a device has is refused; on the host nothing is;
+- of logits a run is told, never refused: how many activations are beside them is not known.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ from verl_fuse.spec.memory import RankMemory
 
 # Adam's.
 _MOMENTS = 2
-# Bytes of one number that gradients are reduced in: float32.
-_REDUCED = 4
+# Bytes of one number that gradients are reduced in: float32; of one logit: bfloat16.
+_REDUCED, _HALF = 4, 2
+# The logits of a micro-batch, their gradient, and what a loss makes of them.
+_KEPT = 3
 _GIB = 2.0**30
 
 
@@ -30,6 +33,23 @@ def stream_cost(ranks: Sequence[RankMemory], devices: int) -> str:
         f"fuse.update.stream=true: parameters, moments and gradients of the actor take {most / _GIB:.2f} GiB on each "
         f"device whose replica is released, activations not counted; each replica of {devices} devices has a copy"
     )
+
+
+def logits_cost(ranks: Sequence[RankMemory], tokens: int) -> tuple[str, bool]:
+    """Return the message about the logits of a micro-batch of so many tokens on a rank, and whether a device is too
+    small for them beside the shard, its moments and its gradient."""
+    said, small = "", False
+    for memory in ranks:
+        logits = _HALF * tokens * memory.outputs
+        held = (2 + _MOMENTS) * memory.shard + _KEPT * logits
+        if memory.device is not None and (not said or held > memory.device):
+            small = held > memory.device
+            said = (
+                f"fuse.update.skip_old_log_prob=true: the logits of a micro-batch of {tokens} tokens take "
+                f"{logits / _GIB:.1f} GiB, and the update keeps them beside their gradient; with parameters, moments "
+                f"and gradients that is {held / _GIB:.1f} of {memory.device / _GIB:.1f} GiB"
+            )
+    return said, small
 
 
 def does_not_fit(ranks: Sequence[RankMemory], devices: int) -> str | None:

@@ -7,13 +7,13 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
-from verl_fuse.spec.composed import Get, getter, has_critic
+from verl_fuse.spec.composed import ACTOR, Get, getter, has_critic, on_accelerators
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import LaneView, Refusal, RolloutView
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.contracts import contracts
 from verl_fuse_update.features import FEATURES
-from verl_fuse_update.memory import does_not_fit, stream_cost
+from verl_fuse_update.memory import does_not_fit, logits_cost, stream_cost
 from verl_fuse_update.refusals import (
     CRITIC_VALUES,
     OWN,
@@ -33,6 +33,8 @@ from verl_fuse_update.refusals import (
 from verl_fuse_update.streaming import CallSize, call_size, next_groups
 
 logger = logging.getLogger(__name__)
+PARTS = ("prompt", "response")
+MICRO_BATCH = f"{ACTOR}.ppo_max_token_len_per_gpu"
 
 
 class UpdatePlugin:
@@ -111,6 +113,8 @@ class UpdatePlugin:
                 short_pass=metrics == "computed" and is_row_loss(getter(trainer.config)),
                 share="actor" in shared,
             )
+            if block.skip_old_log_prob:
+                self._tell_memory(trainer)
         placed = placed_models(getter(trainer.config)) if block.balance or shared else []
         if block.balance:
             trainer.use_balanced_updates([model for model in placed if model not in shared])
@@ -124,9 +128,26 @@ class UpdatePlugin:
             raise FuseError(reason)
         logger.info(stream_cost(ranks, trainer.devices_each))
 
+    def _tell_memory(self, trainer: Trainer) -> None:
+        get = getter(trainer.config)
+        if on_accelerators(get) and (tokens := micro_batch_tokens(get)):
+            said, small = logits_cost(trainer.training_memory()["actor"], tokens)
+            if small:
+                logger.warning("%s: a smaller %s, or %s=true, makes them fewer", said, MICRO_BATCH, RESPONSES)
+            elif said:
+                logger.info(said)
+
     @hookimpl
     def fuse_train_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
         return None if self._most is None else next_groups(view, lane, self._most)
+
+
+def micro_batch_tokens(get: Get) -> int | None:
+    """Return the most tokens of a micro-batch of the actor's update on a rank; None where the run does not say."""
+    if get(f"{ACTOR}.use_dynamic_bsz"):
+        return get(MICRO_BATCH)
+    rows, longest = get(f"{ACTOR}.ppo_micro_batch_size_per_gpu"), [get(f"data.max_{part}_length") for part in PARTS]
+    return rows * sum(longest) if rows and all(longest) else None
 
 
 def _sharing(trainer: Trainer) -> list[Model]:

@@ -9,12 +9,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse import testing
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import label
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
 from verl_fuse_update.config import UpdateConfig
-from verl_fuse_update.memory import does_not_fit, held_bytes, stream_cost
-from verl_fuse_update.plugin import UpdatePlugin
+from verl_fuse_update.memory import does_not_fit, held_bytes, logits_cost, stream_cost
+from verl_fuse_update.plugin import MICRO_BATCH, UpdatePlugin, micro_batch_tokens
 from verl_fuse_update.refusals import OF_GROUPS
 from verl_fuse_update.streaming import CallSize, call_size, next_groups
 
@@ -190,6 +191,30 @@ def test_a_device_holds_twenty_bytes_per_parameter_and_what_does_not_fit_is_refu
     assert "device of rank 1, which has 80.0 GiB" in said
     assert does_not_fit([replace(RANK, shard=7_000_000_000, device=80 * 2**30)], 4) is None
     assert does_not_fit([replace(RANK, device=20 * 7_000_000_000)], 1) is None
+
+
+def test_logits_beside_their_gradient_are_told_and_refuse_nothing():
+    # 16,384 tokens of 152,064 words in bfloat16 are 4.6 GiB; 7 billion parameters on 8 ranks have 13 GiB of shards.
+    rank = replace(RANK, shard=3_500_000_000, outputs=152_064, device=80 * 2**30)
+    said, small = logits_cost([rank, rank], 16_384)
+    assert "of 16384 tokens take 4.6 GiB" in said
+    assert "that is 27.0 of 80.0 GiB" in said
+    assert not small
+    held = 4 * rank.shard + 3 * 2 * 16_384 * rank.outputs
+    assert logits_cost([rank, replace(rank, device=held)], 16_384) == (said, False)
+    said, small = logits_cost([rank, replace(rank, device=held - 1)], 16_384)
+    assert (small, "27.0 of 27.0 GiB" in said) == (True, True)
+    # On the host nothing is told.
+    assert logits_cost([RANK], 16_384) == ("", False)
+
+
+def test_the_tokens_of_a_micro_batch_are_its_budget_or_those_of_its_rows():
+    tokens = {f"{ACTOR}.use_dynamic_bsz": True, MICRO_BATCH: 4096}
+    assert micro_batch_tokens(getter(config_of(**tokens))) == 4096
+    rows = {f"{ACTOR}.use_dynamic_bsz": False, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 3}
+    lengths = {"data.max_prompt_length": 10, "data.max_response_length": 30}
+    assert micro_batch_tokens(getter(config_of(**rows, **lengths))) == 120
+    assert micro_batch_tokens(getter(config_of(**rows, **lengths | {"data.max_prompt_length": None}))) is None
 
 
 def test_the_plugin_answers_where_it_was_switched_on():
