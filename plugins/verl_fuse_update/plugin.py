@@ -7,7 +7,7 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
-from verl_fuse.spec.composed import ACTOR, Get, getter, has_critic, on_accelerators
+from verl_fuse.spec.composed import ACTOR, MODEL, Get, getter, has_critic, on_accelerators, sequence_ranks
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import LaneView, Refusal, RolloutView
 from verl_fuse_update.config import UpdateConfig
@@ -130,7 +130,7 @@ class UpdatePlugin:
 
     def _tell_memory(self, trainer: Trainer) -> None:
         get = getter(trainer.config)
-        if on_accelerators(get) and (tokens := micro_batch_tokens(get)):
+        if (tokens := logits_tokens(get)) is not None:
             said, small = logits_cost(trainer.training_memory()["actor"], tokens)
             if small:
                 logger.warning("%s: a smaller %s, or %s=true, makes them fewer", said, MICRO_BATCH, RESPONSES)
@@ -142,12 +142,17 @@ class UpdatePlugin:
         return None if self._most is None else next_groups(view, lane, self._most)
 
 
-def micro_batch_tokens(get: Get) -> int | None:
-    """Return the most tokens of a micro-batch of the actor's update on a rank; None where the run does not say."""
+def logits_tokens(get: Get) -> int | None:
+    """Return the most tokens of a micro-batch of the actor's update that have logits on an FSDP rank's accelerator;
+    None where the run does not say, and where only some tokens have them, or none at a time."""
+    if not on_accelerators(get) or get(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):
+        return None
+    if get(RESPONSES) or get(f"{MODEL}.use_fused_kernels"):
+        return None
     if get(f"{ACTOR}.use_dynamic_bsz"):
         return get(MICRO_BATCH)
     rows, longest = get(f"{ACTOR}.ppo_micro_batch_size_per_gpu"), [get(f"data.max_{part}_length") for part in PARTS]
-    return rows * sum(longest) if rows and all(longest) else None
+    return rows * sum(longest) // (sequence_ranks(get, ACTOR) or 1) if rows and all(longest) else None
 
 
 def _sharing(trainer: Trainer) -> list[Model]:

@@ -37,7 +37,7 @@ def recorded_step(data: dict) -> RecordedStep:
 
 def predict(run: RecordedRun, step: RecordedStep, stage: str, cost: ProfiledCost) -> float:
     if stage == "gen":
-        return generation_seconds(run, step, TINY, cost)
+        return generation_seconds(step, TINY, cost, run.tp, run.most)
     if stage == "update_weights":
         return cost.sync(TINY, (Mesh(0, 2), Layout(dp=2)), (Mesh(0, 2), Layout(dp=2)))
     return stage_seconds(run, step, stage, TINY, cost)

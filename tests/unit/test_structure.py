@@ -68,7 +68,7 @@ LAYERS = (
         "verl_fuse_cpu",
         "hydra_plugins",
     ),
-    ("verl_fuse.cli",),
+    ("verl_fuse.cli", "verl_fuse.__main__"),
 )
 
 HEAVY = frozenset(

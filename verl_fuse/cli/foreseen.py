@@ -9,42 +9,47 @@ Invariants (tests/unit/simulate/test_foreseen.py):
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 
 import yaml
+from omegaconf import DictConfig
 
 from verl_fuse.cli import child
 from verl_fuse.cli.advised_settings import model_of
 from verl_fuse.cli.profile import cost_of, read_run
 from verl_fuse.cli.run import say
 from verl_fuse.cli.trials import error_of
-from verl_fuse.cli.tuned import Base
 from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.recorded import RecordedRun
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import key_of
-from verl_fuse.spec.composed import MODEL, ROLLOUT, getter
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, getter, has_adapters
+from verl_fuse.spec.timeline import GENERATION
 from verl_fuse.tune.predicted import KEYS, RecordedWork, effect
 from verl_fuse.tune.table import setting_of
 from verl_fuse.tune.trial import Overrides
 
-# Seconds that a profile may take, and its grid: sizes of micro-batches and of a packed one.
-LIMIT = 300.0
+# The grid of the profile: sizes of micro-batches, and of a packed one.
 _GRID = ("--batches", "1,4,16", "--lengths", "16,64,256,1024")
+_ENGINES = ("fsdp", "fsdp2")
 
-# Returns how many seconds a step the second overrides save against the first; None where it is not known.
-Saves = Callable[[Overrides, Overrides], float | None]
+# Returns the share of the seconds a step with the first overrides that a step with the second ones takes, replayed or
+# not; None where it is not known.
+Ratio = Callable[[Overrides, Overrides, bool], float | None]
 
 
-def predictor(base: Base, folder: Path, trial: Path) -> Saves:
-    """Return what predicts savings on the run of a base's own trial, with a profile that is left in a folder."""
+def predictor(config: DictConfig, trial: Path, recording: float, limit: float) -> Ratio:
+    """Return what predicts steps from the base's trial, of which each step took `recording` seconds to record its
+    rollout. The profile, which may take `limit` seconds, is left beside the trial."""
     try:
-        run, cost = _measured(base, folder, trial)
+        run, cost = _measured(config, trial, recording, limit)
     except FuseError as error:
         say(f"nothing is predicted of trials: {error}")
-        return lambda one, other: None
+        return lambda one, other, replayed: None
 
     @cache
     def saved(overrides: Overrides) -> float | None:
@@ -53,13 +58,16 @@ def predictor(base: Base, folder: Path, trial: Path) -> Saves:
         found = effect(run, known, cost) if known else None
         return found.seconds if found else None if known else 0.0
 
-    def saves(one: Overrides, other: Overrides) -> float | None:
+    def ratio(one: Overrides, other: Overrides, replayed: bool) -> float | None:
         if not {_setting(key_of(each)) for each in {*one} ^ {*other}} <= KEYS:
             return None
         before, after = saved(one), saved(other)
-        return None if before is None or after is None else after - before
+        if before is None or after is None:
+            return None
+        whole = sum(seconds for stage, seconds in run.stages.items() if not (replayed and stage == GENERATION))
+        return (whole - after) / (whole - before)
 
-    return saves
+    return ratio
 
 
 def _setting(key: str) -> str:
@@ -68,29 +76,48 @@ def _setting(key: str) -> str:
     return key if setting is None else setting.key
 
 
-def _measured(base: Base, folder: Path, trial: Path) -> tuple[RecordedWork, CostModel]:
+def _measured(config: DictConfig, trial: Path, recording: float, limit: float) -> tuple[RecordedWork, CostModel]:
     """Return the run of a trial and the costs of the machine; a FuseError tells why there are none."""
-    config, run = base.compose(()), read_run(trial)
-    get, out, log = getter(config), folder / "profile.json", folder / "profile.log"
-    model = model_of(config, ROLLOUT)
+    get, models = getter(config), cache(partial(model_of, config))
+    if has_adapters(get):
+        raise FuseError(f"{MODEL}.lora_rank={get(f'{MODEL}.lora_rank')}: not of runs with adapters")
+    if get(f"{ACTOR}.strategy") not in _ENGINES:
+        raise FuseError(f"{ACTOR}.strategy={get(f'{ACTOR}.strategy')}: needs {' or '.join(_ENGINES)}")
+    run = _without_recording(read_run(trial), recording)
+    stages = {name for step in run.steps for name in step.stages}
+    for role in (ACTOR, *([CRITIC] if any("critic" in name or name == "values" for name in stages) else [])):
+        models(role)
+    out, log, tp = trial.parent / "profile.json", trial.parent / "profile.log", run.tp
     options = {
         "--model": get(f"{MODEL}.path"),
         "--device": get("trainer.device"),
         "--precision": get(f"{ROLLOUT}.dtype"),
-        "--tp": get(f"{ROLLOUT}.tensor_model_parallel_size"),
+        # Training engines cut no layer.
+        "--tp": f"1,{tp}",
         "--from": trial,
         "--out": out,
     }
     command = [sys.executable, "-P", "-m", "verl_fuse", "profile", *_GRID]
     command += [str(each) for option in options.items() for each in option]
     with log.open("wb") as output:
-        ending = child.run(command, os.environ, output, limit=LIMIT)
+        ending = child.run(command, os.environ, output, limit=limit)
     if ending.stopped_by is not None:
         raise KeyboardInterrupt
-    if ending.code or ending.late:
-        raise FuseError(f"the profile of {model.name} ended with exit code {ending.code}: {error_of(log)} (log: {log})")
-    stages = {name for step in run.steps for name in step.stages}
+    if ending.late:
+        raise FuseError(f"the profile of {models(ACTOR).name} was not done after {limit:.0f} s (log: {log})")
+    if ending.code:
+        why = error_of(log) or f"exit code {ending.code}"
+        raise FuseError(f"the profile of {models(ACTOR).name}: {why} (log: {log})")
     seconds = {name: fmean(step.stages[name] for step in run.steps if name in step.stages) for name in stages}
-    return RecordedWork(config, seconds, run.steps, cache(partial(model_of, config))), cost_of(
-        ProfileTable.read(out), [run]
+    return RecordedWork(config, seconds, run.steps, models), cost_of(ProfileTable.read(out), [run])
+
+
+def _without_recording(run: RecordedRun, seconds: float) -> RecordedRun:
+    """Return the run as if no rollout had been recorded, which belongs to a step's generation."""
+    steps = (
+        replace(step, stages={**step.stages, GENERATION: max(step.stages[GENERATION] - seconds, 1e-3)})
+        if GENERATION in step.stages
+        else step
+        for step in run.steps
     )
+    return replace(run, steps=tuple(steps))

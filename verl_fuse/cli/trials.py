@@ -170,11 +170,16 @@ def recording_seconds(folder: Path) -> float:
     return (folder / "0" / "meta.json").stat().st_mtime - folder.stat().st_mtime
 
 
-def _without_recording(found: Outcome, base: Base, home: Path, steps: int) -> Outcome:
-    """Return the outcome of the first trial as if it had recorded nothing: other live trials do not."""
+def spent_recording(base: Base, home: Path, steps: int) -> list[float]:
+    """Return the seconds that the rollouts of the first trial's counted steps took to record."""
     folders = {int(folder.name): folder for folder in _recorded(base, home)}
     counted = base.first_steps(WARM_UP + steps)[WARM_UP:]
-    spent = (recording_seconds(folders[step]) if step in folders else 0.0 for step in counted)
+    return [recording_seconds(folders[step]) if step in folders else 0.0 for step in counted]
+
+
+def _without_recording(found: Outcome, base: Base, home: Path, steps: int) -> Outcome:
+    """Return the outcome of the first trial as if it had recorded nothing: other live trials do not."""
+    spent = spent_recording(base, home, steps)
     return replace(found, seconds=tuple(each - less for each, less in zip(found.seconds, spent, strict=False)))
 
 

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from verl_fuse import plugins
 from verl_fuse.cli import interrupt, prose, trials
 from verl_fuse.cli.check import PRESET
-from verl_fuse.cli.foreseen import predictor
+from verl_fuse.cli.foreseen import Ratio, predictor
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
@@ -42,6 +42,7 @@ from verl_fuse.host.switch import require_on
 from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import getter
 from verl_fuse.tune.answer import Answer, answer
+from verl_fuse.tune.predicted import KEYS
 from verl_fuse.tune.search import Request, Search
 from verl_fuse.tune.trial import Outcome, Overrides, Trial
 from verl_fuse.tune.wanted import COLUMNS, check, columns, wanted
@@ -50,6 +51,8 @@ app = typer.Typer(add_completion=False)
 
 # Minutes that two trials of a small model take.
 LEAST_BUDGET = 2.0
+# The part of what is left after the base's trial that a profile of the machine may take.
+PART = 0.2
 _OF_FUSE = re.compile(r"[+~]*fuse\b")
 _NO_FEATURES = "trials begin in observe mode, without features: leave it out; --with-features tries those that pay"
 
@@ -113,13 +116,16 @@ def tune(
         return found
 
     @cache
-    def saves():
-        return predictor(base, folder, folder / "trial-01")
-
-    @cache
     def candidates(changes: Overrides):
         features = features_of(base, changes) if with_features else ()
         return (*wanted(base.compose(changes), keys or [], allow or []), *features)
+
+    @cache
+    def predicted() -> Ratio:
+        if not any(each.setting.key in KEYS for each in candidates(())):
+            return lambda one, other, replayed: None
+        left, spent = 60 * budget - (time.monotonic() - begun), trials.spent_recording(base, home, steps)
+        return predictor(base.compose(()), folder / "trial-01", sum(spent) / len(spent), PART * left)
 
     with trials.alone(base, home):
         if first.prepare is not None:
@@ -131,7 +137,7 @@ def tune(
             steps=steps,
             budget=60 * budget,
             replays=lambda: trials.has_recorded(base, home, steps),
-            saves=lambda one, other: saves()(one, other),
+            ratio=lambda one, other, replayed: predicted()(one, other, replayed),
         )
         trials.forget_rollouts(base, home)
         try:

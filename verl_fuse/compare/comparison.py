@@ -17,7 +17,7 @@ from verl_fuse.errors import FuseError
 CURVES: dict[str, tuple[str, ...]] = {
     "reward": ("critic/score/mean", "critic/rewards/mean"),
     "KL to the reference": ("actor/reward_kl_penalty", "actor/kl_loss"),
-    "KL to the policy before the update": ("actor/ppo_kl",),
+    "KL to the old policy": ("actor/ppo_kl",),
     "response tokens": ("response_length/mean",),
 }
 # The verdict judges this curve.

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cost.model import Batch
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, getter, on_accelerators
+from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, getter, on_accelerators
 from verl_fuse.spec.micro_batches import MICRO_BATCHES
 from verl_fuse.spec.timeline import (
     GENERATION,
@@ -90,7 +90,8 @@ class RecordedStep:
     @classmethod
     def logged(cls, metrics: Mapping[str, float], samples: int, replicas: int) -> "RecordedStep":
         """Make the step from verl's metrics alone. Its lengths are those of a lognormal distribution with the logged
-        mean, whose longest of `samples` has the logged maximum; requests are dealt out to the replicas in turn."""
+        mean, whose longest of `samples` has the logged maximum; they come in an order like chance, and are dealt out to
+        the replicas in turn."""
         lengths = {}
         for name in ("prompt", "response"):
             mean, most = (metrics.get(f"{name}_length/{fact}", 0.0) for fact in ("mean", "max"))
@@ -98,7 +99,8 @@ class RecordedStep:
                 raise FuseError(
                     f"{name}_length/mean={mean:g}, {name}_length/max={most:g}; needs lengths as verl logs them"
                 )
-            lengths[name] = tuple(map(int, _lengths(samples, mean, most)))
+            drawn = _lengths(samples, mean, most)
+            lengths[name] = tuple(map(int, np.random.default_rng(samples).permutation(drawn)))
         seconds = {stage: metrics.get(f"timing_s/{stage}", 0.0) for stage in _STAGES}
         return cls(
             {stage: taken for stage, taken in seconds.items() if taken > 0},
@@ -264,9 +266,16 @@ def run_of(
         bool(OmegaConf.select(config, f"{MODEL}.use_remove_padding")),
         bool(OmegaConf.select(config, f"{MODEL}.enable_gradient_checkpointing")),
         tp,
-        OmegaConf.select(config, f"{ROLLOUT}.max_num_seqs"),
+        requests_at_once(getter(config)),
         masked=not on_accelerators(getter(config)),
     )
+
+
+def requests_at_once(get: Get) -> int | None:
+    """Return the requests that a replica runs at once, of which each of its data-parallel engines runs
+    `max_num_seqs`; None where there is no limit."""
+    most = get(f"{ROLLOUT}.max_num_seqs")
+    return most and most * (get(f"{ROLLOUT}.data_parallel_size") or 1)
 
 
 def _count(config: DictConfig, key: str, default: int | None = None) -> int:

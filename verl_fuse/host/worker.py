@@ -13,6 +13,7 @@ import ray
 from verl.single_controller.base.decorator import Dispatch, register
 
 from verl_fuse.host.record.spans import Recorder, remote_recorder
+from verl_fuse.spec.composed import getter
 from verl_fuse.spec.timeline import (
     OLD_LOG_PROB,
     RANK,
@@ -66,7 +67,7 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
         from verl_fuse.host.rollout.standalone.weights import export_whole
         from verl_fuse.host.weights.sync.hybrid import TORCH_DTYPES
 
-        dtype = TORCH_DTYPES.get(self.config.rollout.dtype, torch.float32)
+        dtype = TORCH_DTYPES.get(getter(self.config)("rollout.dtype"), torch.float32)
         return export_whole(self.actor.engine, self.rank, self.world_size, dtype)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]

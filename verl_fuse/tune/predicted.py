@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_fuse.cost.floors import generation_seconds
 from verl_fuse.cost.model import Batch, CostModel
-from verl_fuse.cost.recorded import RecordedStep
+from verl_fuse.cost.recorded import RecordedStep, requests_at_once
 from verl_fuse.spec.arrays import Ints
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.composed import (
@@ -131,13 +131,12 @@ def effect(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | No
     """Return what a change of these keys does; None where it is not known."""
     if not changes.keys() & KEYS or has_adapters(run.get):
         return None
-    served = _served(run, changes, cost)
+    one, most = _works(run, run.get), requests_at_once(run.get)
+    with run.changed(changes) as changed:
+        other, more = _works(run, changed), requests_at_once(changed)
+    served = _served(run, most, more, cost)
     if not changes.keys() & KEYS - {_REQUESTS}:
         return None if served is None else Effect(0.0, 0.0, served, 0.0)
-
-    one = _works(run, run.get)
-    with run.changed(changes) as changed:
-        other = _works(run, changed)
     if one is None or other is None:
         return None
     works = {stage: [*zip(one[stage], other[stage], strict=True)] for stage in one if one[stage] != other[stage]}
@@ -151,18 +150,17 @@ def effect(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | No
     return Effect(before, after, saved, max([0.0, *(more for _, more in found)]))
 
 
-def _served(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | None) -> float | None:
-    """Return the seconds a step that generation takes less with as many requests at once as a change allows; None where
-    it is not known."""
-    if cost is None or _REQUESTS not in changes or GENERATION not in run.stages:
+def _served(run: RecordedWork, most: int | None, more: int | None, cost: CostModel | None) -> float | None:
+    """Return the seconds a step that generation takes less with `more` requests at once on a replica than with `most`;
+    None where it is not known."""
+    if cost is None or GENERATION not in run.stages:
         return None
-    model, tp = run.models(ACTOR), run.get(_TP) or 1
+    model, tp, costs = run.models(ACTOR), run.get(_TP) or 1, cost
 
-    def seconds(most: Value) -> float:
-        limit = most if isinstance(most, int) else None
-        return sum(generation_seconds(step, model, cost, tp, limit) for step in run.steps)
+    def seconds(limit: int | None) -> float:
+        return sum(generation_seconds(step, model, costs, tp, limit) for step in run.steps)
 
-    return run.stages[GENERATION] * (1 - seconds(changes[_REQUESTS]) / seconds(run.get(_REQUESTS)))
+    return 0.0 if most == more else run.stages[GENERATION] * (1 - seconds(more) / seconds(most))
 
 
 def _works(run: RecordedWork, get: Get) -> dict[str, list[_Work]] | None:

@@ -44,9 +44,9 @@ class Request:
 
 class Search:
     """`candidates` returns what may be tried beside overrides of the base, `trial` makes one; `replays` tells after the
-    first one whether its rollouts can be replayed, and is asked again before each change. `saves` predicts after the
-    first one how many seconds a step its second overrides save against its first (None: not known). `budget` and
-    `clock` are in seconds."""
+    first one whether its rollouts can be replayed, and is asked again before each change. `ratio` predicts after the
+    first one the seconds a step with its second overrides as a share of those with its first, replayed or not (None:
+    not known). `budget` and `clock` are in seconds."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class Search:
         steps: int,
         budget: float,
         replays: Callable[[], bool] = lambda: False,
-        saves: Callable[[Overrides, Overrides], float | None] = lambda one, other: None,
+        ratio: Callable[[Overrides, Overrides, bool], float | None] = lambda one, other, replayed: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._candidates, self._trial, self._steps, self._clock = candidates, trial, steps, clock
-        self._end, self._can_replay, self._replays, self._saves = clock() + budget, replays, False, saves
+        self._end, self._can_replay, self._replays, self._ratio = clock() + budget, replays, False, ratio
         self._attempts: Counter[str] = Counter()
         self._asked: set[frozenset[tuple[str, str]]] = set()
         # What was kept, the base first: each beside all before it.
@@ -73,6 +73,8 @@ class Search:
         try:
             if self._tried((), self._steps, limit=self._left).measured:
                 self._replays = self._can_replay()
+                # Measures the machine, before the time is shared out.
+                self._ratio((), (), False)
                 self._climb()
                 self._finals()
         except KeyboardInterrupt:
@@ -105,15 +107,15 @@ class Search:
         return self.trials[-1]
 
     def _predicted(self, overrides: Overrides, replayed: bool) -> float | None:
-        """Return the predicted seconds a step: those of the best so far, or else of the base, as they were measured
-        last, less what is saved against them; None where nothing is predicted."""
+        """Return the predicted seconds a step, from those of the best so far, or else of the base, as they were
+        measured last; None where nothing is predicted."""
         best = self._made_as(self._kept[-1], replayed)
         for start in (best, ()) if overrides else ():
             measured = [trial for trial in self.trials if trial.measured and trial.replayed == replayed]
             alike = [trial for trial in measured if same(trial.overrides, start)]
             if alike and not same(start, overrides):
-                saved = self._saves(start, overrides)
-                return None if saved is None else alike[-1].mean - saved
+                share = self._ratio(start, overrides, replayed)
+                return None if share is None else alike[-1].mean * share
         return None
 
     def _climb(self) -> None:
@@ -164,14 +166,14 @@ class Search:
         found = self._candidates(best)
         self._asked |= {frozenset([(each.setting.key, str(each.current))]) for each in found}
 
-        def rank(change: Change) -> tuple[bool, int, int, int, int]:
-            saved = self._saves(best, self._changed(change)) or 0.0
+        def order(change: Change) -> tuple[bool, int, int, int, int]:
+            share = self._ratio(best, _beside(best, change), self._is_replayed(change))
             # In parts of a gain that would be kept: less is nothing.
-            gain = int(saved / ((1 - KEPT) * self.trials[0].mean))
+            gain = 0 if share is None else int((1 - share) / (1 - KEPT))
             return change.hope == WORSE or gain < 0, self._times(change), -gain, change.hope, change.place
 
-        for change in sorted(changes(found), key=rank):
-            if _name(change) not in self._asked and not self._was_made(change):
+        for change in sorted((each for each in changes(found) if _name(each) not in self._asked), key=order):
+            if not self._was_made(change):
                 return change
         return None
 
@@ -194,9 +196,7 @@ class Search:
         """Return the overrides of the best so far with a change, and with a value of each key that it brings into play
         and whose own value cannot stay."""
         best = self._kept[-1]
-        known, overrides = {each.setting.key for each in self._candidates(best)}, best
-        for candidate, value in change.values:
-            overrides = merged(overrides, candidate.overrides(value))
+        known, overrides = {each.setting.key for each in self._candidates(best)}, _beside(best, change)
         for each in self._candidates(overrides):
             new = each.setting.key not in known and any(key in each.setting.needs for key in change.keys)
             if new and each.current not in each.values:
@@ -247,6 +247,13 @@ class Search:
             made = [self._tried(overrides, LONGER * self._steps, turn=turn) for overrides in order]
             left = sorted((trial for trial in made if trial.measured and trial.overrides), key=lambda each: each.mean)
             finalists = [trial.overrides for trial in left]
+
+
+def _beside(best: Overrides, change: Change) -> Overrides:
+    """Return overrides with those of a change."""
+    for candidate, value in change.values:
+        best = merged(best, candidate.overrides(value))
+    return best
 
 
 def _name(change: Change) -> frozenset[tuple[str, str]]:

@@ -52,7 +52,7 @@ def test_a_run_that_is_a_fifth_faster(stock: Path, faster: Path, capsys: pytest.
         assert text in shown
     for curve in (
         "reward (critic/score/mean)",
-        "KL to the policy before the update (actor/ppo_kl)",
+        "KL to the old policy (actor/ppo_kl)",
         "response tokens (response_length/mean)",
     ):
         assert curve in shown

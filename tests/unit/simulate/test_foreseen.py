@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 from synthetic_run import write_run
 
 from verl_fuse.cli import foreseen
 from verl_fuse.cli.composition import compose
 from verl_fuse.cli.foreseen import predictor
 from verl_fuse.cli.recipes import find_recipe
-from verl_fuse.cli.tuned import base_of_recipe
 from verl_fuse.spec.run_config import save_config
 
 pytest.importorskip("hydra")
@@ -40,42 +40,51 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "trial-01"
 
 
-def base_of(trial: Path, *changes: str, model: dict | None = None):
+def config_of(trial: Path, *changes: str, model: dict | None = None) -> DictConfig:
     given = [f"{SIZE}=1", f"{SEQS}=4", f"actor_rollout_ref.model.path={trial.parent}", *changes]
     (trial.parent / "config.json").write_text(json.dumps(MODEL if model is None else model))
-    recipe = find_recipe("grpo-cpu")
-    save_config(trial, compose(recipe, given))
-    return base_of_recipe(recipe, given)
+    config = compose(find_recipe("grpo-cpu"), given)
+    save_config(trial, config)
+    return config
 
 
 def test_micro_batches_and_requests_are_predicted_and_other_settings_are_not(trial: Path, capsys):
-    saves = predictor(base_of(trial), trial.parent, trial)
+    config = config_of(trial)
+    ratio = predictor(config, trial, 0.0, 60.0)
     assert capsys.readouterr().err == ""
     assert (trial.parent / "profile.json").is_file()
-    larger, most = (f"{SIZE}=16",), (f"{SEQS}=32",)
-    assert saves((), larger) > 0
-    assert saves((), most) > 0
-    assert saves((), (*larger, *most)) == pytest.approx(saves((), larger) + saves((), most))
-    assert saves(most, (*larger, *most)) == pytest.approx(saves((), larger))
-    assert saves(larger, ()) == -saves((), larger)
-    assert isinstance(saves((), PACKED), float)
+    larger, most, both = (f"{SIZE}=16",), (f"{SEQS}=32",), (f"{SIZE}=16", f"{SEQS}=32")
+    assert ratio((), (), False) == 1.0
+    assert 0 < ratio((), both, False) < ratio((), larger, False) < 1
+    assert ratio((), most, False) < 1
+    assert ratio(most, both, False) == pytest.approx(ratio((), both, False) / ratio((), most, False))
+    assert ratio(larger, (), False) == pytest.approx(1 / ratio((), larger, False))
+    # A replay generates nothing, so that a saving of the rest is a larger part of it.
+    assert ratio((), larger, True) < ratio((), larger, False)
+    assert isinstance(ratio((), PACKED, False), float)
     unknown = (f"{ROLLOUT}.enable_prefix_caching=false",)
-    assert saves((), unknown) is None
-    # What was kept before matters to nothing that comes beside it.
-    assert saves(unknown, (*unknown, *larger)) == saves((), larger)
+    assert ratio((), unknown, False) is None
+    # What was kept before is beside both.
+    assert ratio(unknown, (*unknown, *larger), False) == ratio((), larger, False)
+    # Of generation less is left to save where a part of it was recording.
+    recorded = predictor(config, trial, 0.5, 60.0)
+    assert recorded((), most, False) > ratio((), most, False)
 
 
 @pytest.mark.parametrize(
-    ("changes", "model", "why"),
+    ("changes", "model", "limit", "why"),
     [
-        (("trainer.n_gpus_per_node=4", f"{ACTOR}.ulysses_sequence_parallel_size=2"), None, "need 1, a data-parallel"),
-        ((), {"model_type": "qwen2"}, "predictions need the model"),
-        ((f"{ROLLOUT}.dtype=float8",), None, "precision 'float8'"),
+        (("trainer.n_gpus_per_node=4", f"{ACTOR}.ulysses_sequence_parallel_size=2"), None, 60, "need 1, a data-para"),
+        (("actor_rollout_ref.model.lora_rank=8",), None, 60, "lora_rank=8: not of runs with adapters"),
+        ((f"{ACTOR}.strategy=veomni",), None, 60, "strategy=veomni: needs fsdp or fsdp2"),
+        ((), {"model_type": "qwen2"}, 60, "predictions need the model"),
+        ((f"{ROLLOUT}.dtype=float8",), None, 60, "precision 'float8'"),
+        ((), None, 0.1, "was not done after 0 s"),
     ],
 )
-def test_a_run_of_which_nothing_is_known_is_searched_without(trial: Path, changes, model, why: str, capsys):
-    saves = predictor(base_of(trial, *changes, model=model), trial.parent, trial)
+def test_a_run_of_which_nothing_is_known_is_searched_without(trial: Path, changes, model, limit, why: str, capsys):
+    ratio = predictor(config_of(trial, *changes, model=model), trial, 0.0, limit)
     said = " ".join(capsys.readouterr().err.split())
     assert said.startswith("verl-fuse: nothing is predicted of trials: ")
     assert why in said
-    assert saves((), (f"{SIZE}=16",)) is None
+    assert ratio((), (f"{SIZE}=16",), False) is None

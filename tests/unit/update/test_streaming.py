@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -15,7 +16,7 @@ from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.memory import does_not_fit, held_bytes, logits_cost, stream_cost
-from verl_fuse_update.plugin import MICRO_BATCH, UpdatePlugin, micro_batch_tokens
+from verl_fuse_update.plugin import MICRO_BATCH, UpdatePlugin, logits_tokens
 from verl_fuse_update.refusals import OF_GROUPS
 from verl_fuse_update.streaming import CallSize, call_size, next_groups
 
@@ -209,12 +210,35 @@ def test_logits_beside_their_gradient_are_told_and_refuse_nothing():
 
 
 def test_the_tokens_of_a_micro_batch_are_its_budget_or_those_of_its_rows():
-    tokens = {f"{ACTOR}.use_dynamic_bsz": True, MICRO_BATCH: 4096}
-    assert micro_batch_tokens(getter(config_of(**tokens))) == 4096
+    def tokens(**changes: object) -> int | None:
+        return logits_tokens(getter(config_of(**{"trainer.device": "cuda", **changes})))
+
+    dynamic = {f"{ACTOR}.use_dynamic_bsz": True, MICRO_BATCH: 4096}
+    assert tokens(**dynamic) == 4096
     rows = {f"{ACTOR}.use_dynamic_bsz": False, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 3}
     lengths = {"data.max_prompt_length": 10, "data.max_response_length": 30}
-    assert micro_batch_tokens(getter(config_of(**rows, **lengths))) == 120
-    assert micro_batch_tokens(getter(config_of(**rows, **lengths | {"data.max_prompt_length": None}))) is None
+    assert tokens(**rows, **lengths) == 120
+    assert tokens(**rows, **lengths, **{f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}) == 60
+    assert tokens(**rows, **lengths | {"data.max_prompt_length": None}) is None
+    for off in (
+        {"trainer.device": "cpu"},
+        {f"{ACTOR}.strategy": "megatron"},
+        {"fuse.update.response_logits": True},
+        {"actor_rollout_ref.model.use_fused_kernels": True},
+    ):
+        assert tokens(**dynamic | off) is None
+
+
+@pytest.mark.parametrize(("device", "level"), [(80, "INFO"), (20, "WARNING")])
+def test_the_start_warns_where_a_device_is_too_small_for_the_logits(device: int, level: str, caplog):
+    rank = replace(RANK, shard=3_500_000_000, outputs=152_064, device=device * 2**30)
+    config = config_of(**{"trainer.device": "cuda", f"{ACTOR}.use_dynamic_bsz": True, MICRO_BATCH: 16_384})
+    trainer = SimpleNamespace(config=config, training_memory=lambda: {"actor": [rank]})
+    with caplog.at_level("INFO"):
+        UpdatePlugin()._tell_memory(trainer)
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert ("makes them fewer" in record.message) == (level == "WARNING")
 
 
 def test_the_plugin_answers_where_it_was_switched_on():

@@ -48,9 +48,12 @@ def kill_engine(server: Any) -> int:
     if processes:
         import psutil
 
-        found = [psutil.Process(process.pid) for process in processes if psutil.pid_exists(process.pid)]
-        workers = [worker for process in found for worker in process.children(recursive=True)]
-        for process in (*found, *workers):
+        doomed = []
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                doomed.append(psutil.Process(process.pid))
+                doomed += doomed[-1].children(recursive=True)
+        for process in doomed:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
     return len(processes)

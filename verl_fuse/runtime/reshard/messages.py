@@ -103,6 +103,9 @@ def keep(program: TransferProgram, span: StreamRange, source: HeldTensors, targe
 
 
 def _beside(view: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the view on another tensor's device, in its own dtype: a copy that changes both casts on the host, and
-    waits."""
-    return view if view.device == other.device else view.to(other.device, non_blocking=True)
+    """Return the view on another tensor's device, in its own dtype: a copy from the host that changes both casts there,
+    and waits."""
+    if view.device == other.device:
+        return view
+    # A copy to the host is read at once.
+    return view.to(other.device, non_blocking=other.device.type != "cpu")

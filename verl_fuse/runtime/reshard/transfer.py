@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/runtime/test_transfer_executor.py, test_transfer_faults.py):
 - after a run every rank's target tensors equal the target layout's, bitwise; source tensors are only read;
-- besides both layouts' tensors a rank needs at most one bucket: two messages leaving, two arriving;
+- besides both layouts' tensors a rank needs at most one bucket: two messages leaving, two arriving; of weights in host
+  memory a part of a message besides, in their own type;
 - ranks that disagree about program, version or types stop before the first write;
 - no wait without progress is longer than the watch's timeout; every rank's error names the same culprit;
 - `held_version` has a version only when all ranks have received everything.

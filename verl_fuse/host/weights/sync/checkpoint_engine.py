@@ -155,7 +155,7 @@ class FuseCheckpointEngine(CheckpointEngine):
             self._store.set("route", json.dumps(said))
         try:
             stream = self._stream()
-            for _ in stream.run(own_shards(engine), version):
+            for _ in stream.run(own_shards(engine, self._device.index), version):
                 raise AssertionError("a training rank loads nothing")
         except Stopped as error:
             raise self._told(error) from error

@@ -52,10 +52,10 @@ def trained(engine: Any) -> Trained:
     return Trained(weights, PlacedSharding(sharding, ranks), state[weights.parameters[0].name].device_mesh.device_type)
 
 
-def own_shards(engine: Any) -> dict[str, torch.Tensor]:
+def own_shards(engine: Any, device: int | None = None) -> dict[str, torch.Tensor]:
     """Return this rank's part of every parameter, by name; the tensors are the engine's own. Offloaded parts of
     Megatron are first brought back to their device, as verl's own sync does it; verl offloads them again. Those of FSDP
-    are read in host memory."""
+    are read in host memory, once the copies of this rank's `device` (None: the thread's) have arrived there."""
     if is_megatron(engine):
         from verl_fuse.host.weights.sync import megatron
 
@@ -64,7 +64,7 @@ def own_shards(engine: Any) -> dict[str, torch.Tensor]:
         return megatron.own_shards(engine)
     if engine.is_param_offload_enabled:
         # verl does not wait for its copies to the host.
-        get_torch_device().synchronize()
+        get_torch_device().synchronize(device)
     return {name: tensor.to_local().detach() for name, tensor in engine.module.state_dict().items()}
 
 
