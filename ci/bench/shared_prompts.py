@@ -2,14 +2,16 @@
 long as so many times their responses: stock verl with and without padding, balance, prompts computed once, and the same
 without a prompt that is shared.
 
-    python -m ci.bench.shared_prompts [--of 0.3 1 4] [--rounds 1] [--steps 8] [--layers 8] [--keep DIRECTORY]
+    python -m ci.bench.shared_prompts [--of 0.3 1 4] [--rounds 1] [--steps 8] [--layers 8] [--budget 1024]
+        [--keep DIRECTORY]
 
 A chat template of the task adds tokens to its prompts, with which its model was trained. `packed` is the control: all
 of `fuse.update.share_prompts` but the sharing. On a CPU that alone is faster than stock verl, whose attention pads rows
 or makes a mask of all tokens by all tokens; with flash attention stock verl does neither. `over_packed` is the gain of
 sharing alone. Ratios are of sums of seconds, stock's of the faster of `stock` and `padded`; intervals 95 % over steps.
 `copies_left` is the share of the prompts' tokens, without the last of each, that is computed, `token_share` that of all
-tokens, `seconds_share` compares with `packed`.
+tokens, `seconds_share` compares with `packed`. `--budget` is of the tokens of a micro-batch, of all arms: stock verl is
+fastest with 1,024 (`ci.bench.step`), while a micro-batch of shared prompts has room for few of them there.
 """
 
 import sys
@@ -18,7 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ci.bench.step import CASES, LAYERS, STOCK, TASK, Case, Size, Steps, compared, of, overrides, run
+from ci.bench.step import CASES, LAYERS, STOCK, TASK, TOKENS, Case, Size, Steps, compared, of, overrides, run
+from ci.bench.step import PACKED as PACKED_ROWS
 from ci.bench.support.runs import in_folder, parser, to_and_fro
 from verl_fuse_cpu.task import tokenizer
 from verl_fuse_cpu.task.make import make
@@ -34,10 +37,15 @@ ARMS = (STOCK, PADDED, *FEATURES)
 WORK = {"old_log_prob": "old_log_prob", "ref": "ref", "update": "update_actor"}
 
 
-def case_of(arm: str) -> tuple[Case, str]:
+def case_of(arm: str, budget: int = TOKENS) -> tuple[Case, str]:
     """Return the case with the features of an arm, and the arm of the case."""
     common = CASES["common"]
-    longer = (*common.overrides, "data.max_prompt_length=256", "actor_rollout_ref.rollout.max_model_len=512")
+    longer = (
+        *common.overrides,
+        "data.max_prompt_length=256",
+        "actor_rollout_ref.rollout.max_model_len=512",
+        *(override.replace(f"={TOKENS}", f"={budget}") for override in PACKED_ROWS if override.endswith(f"={TOKENS}")),
+    )
     if arm in FEATURES:
         return replace(common, overrides=longer, features={arm: FEATURES[arm]}), "all"
     padding = ("actor_rollout_ref.model.use_remove_padding=false",) if arm == PADDED else ()
@@ -98,6 +106,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=1)
     arguments.add_argument("--steps", type=int, default=8, help="measured steps of a run")
     arguments.add_argument("--layers", type=int, default=LAYERS, help="of the model")
+    arguments.add_argument("--budget", type=int, default=TOKENS, help="tokens of a micro-batch")
     given = arguments.parse_args()
     size = Size(given.steps, 3, given.layers)
 
@@ -107,7 +116,8 @@ def main() -> None:
             task = make_task(folder, prompts, given.layers)
 
             def steps(arm: str, number: int, prompts: float = prompts, task: Path = task) -> Steps:
-                home, (case, rung) = folder / f"{prompts:g}-{number}-{arm}", case_of(arm)
+                name = f"{prompts:g}-{number}-{arm}" + (f"-{given.budget}" if given.budget != TOKENS else "")
+                home, (case, rung) = folder / name, case_of(arm, given.budget)
                 alone = {"STEP_BENCH_UNSHARED": "1"} if arm == PACKED else {}
                 return run(home, case, overrides(case, rung, task, home, size, number), **alone)
 
@@ -115,7 +125,8 @@ def main() -> None:
             every += [step for steps in found.values() for step in steps]
             cases.append(report(prompts, found))
         lost, twice = int(sum(of(every, "lost"))), int(sum(of(every, "duplicated")))
-        return {"bench": "shared_prompts", "cases": cases, "lost": lost, "duplicated": twice, "steps": given.steps}
+        given_too = {"steps": given.steps, "budget": given.budget}
+        return {"bench": "shared_prompts", "cases": cases, "lost": lost, "duplicated": twice, **given_too}
 
     in_folder(given.keep, work, again=True)
 

@@ -242,6 +242,8 @@ FEATURES = (
         {"update.share_prompts": True},
         presets={"safe": {}, "fast": {}},
         idle=_short_prompts,
+        # Prompts as long as responses.
+        measured=1.18,
         strategy="share_prompts",
         saving=_shared_prompts,
         fits=Fits("prompts once, logits of responses", "any", "FSDP, FSDP2", "any", "2 ranks"),
