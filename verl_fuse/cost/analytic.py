@@ -55,7 +55,7 @@ class AnalyticCost:
         head = self.head(model, layout, batch.head_tokens, backward=backward)
         embedding = self.embedding(model, layout, batch.tokens)
         hop = self._hop(model, layout, batch.tokens)
-        floor = 0.0 if backward else self.engine.microbatch
+        floor = self.engine.backward if backward else self.engine.microbatch
         return tuple(
             floor + layers * block + (embedding if stage == 0 else hop) + (head if stage == layout.pp - 1 else 0.0)
             for stage, layers in enumerate(stage_layers(model.layers, layout.pp))

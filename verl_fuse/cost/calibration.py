@@ -35,10 +35,10 @@ class EngineFloors:
     The least one block takes in a forward (`block`, and under FSDP `sharded_block`) and in a decode step
     (`decode_block`); one collective between tensor ranks, and what more it takes between nodes (`remote`); one decode
     step, and each sequence running in it; one request; one inference or training call, each of its tokens (on the
-    driver), each of its micro-batches, and each optimizer step; handing new weights to the rollout, and each byte of
-    the model then. `traffic` multiplies memory traffic outside matrix products, `sharded_traffic` that of FSDP once
-    more: one is fused kernels. `overlap`: the host prepares a decode step while the device computes the one before, so
-    that a step takes the longer of the two, and `handover` beside it.
+    driver), each of its micro-batches, their backward passes (`backward`), and each optimizer step; handing new weights
+    to the rollout, and each byte of the model then. `traffic` multiplies memory traffic outside matrix products,
+    `sharded_traffic` that of FSDP once more: one is fused kernels. `overlap`: the host prepares a decode step while the
+    device computes the one before, so that a step takes the longer of the two, and `handover` beside it.
     """
 
     name: str
@@ -51,6 +51,7 @@ class EngineFloors:
     sequence: float = field(default=0.0, metadata=_SECONDS)
     request: float = field(default=0.0, metadata=_SECONDS)
     microbatch: float = field(default=0.0, metadata=_SECONDS)
+    backward: float = field(default=0.0, metadata=_SECONDS)
     update: float = field(default=0.0, metadata=_SECONDS)
     sync: float = field(default=0.0, metadata=_SECONDS)
     sync_byte: float = field(default=0.0, metadata=_SECONDS)

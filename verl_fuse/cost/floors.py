@@ -5,7 +5,8 @@ Invariants (tests/unit/cost/test_floors.py):
 - runs whose stages were made from known floors give the same floors back;
 - no floor is negative.
 Relative errors count alike, so that short and long steps do. Runs in which all passes have as many micro-batches tell
-the seconds of a call and of a micro-batch only together: a call is then taken to need those that are assumed of one.
+the seconds of a call and of a micro-batch only together, and those of an update and of a backward pass likewise: a call
+and an update are then taken to need what is assumed of a call.
 """
 
 import dataclasses
@@ -47,6 +48,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         [step.stages[GENERATION] for _, step in generating],
         [generation_seconds(step, actor, bare, run.tp, run.most) for run, step in generating],
     )
+    backward = 0.0
     inferring = [(run, step, stage) for run, step in steps for stage in INFERENCE_STAGES if stage in step.stages]
     training = [(run, step, stage) for run, step in steps for stage in TRAIN_STAGES if stage in step.stages]
     if inferring:
@@ -54,16 +56,17 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         taken = [step.stages[stage] for _, step, stage in inferring]
         explained = [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring]
         if min(counts) == max(counts) > 1:
-            call = max(0.0, min(GRAPHS.call, *(all_ - model for all_, model in zip(taken, explained, strict=True))))
-            (microbatch,) = _fit([(count,) for count in counts], taken, [call + each for each in explained])
+            call, microbatch = _apart(1, counts[0], taken, explained)
         else:
             call, microbatch = _fit([(1.0, count) for count in counts], taken, explained)
         known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, call=call, microbatch=microbatch))
-        (update,) = _fit(
-            [(run.minibatches,) for run, _, _ in training],
-            [step.stages[stage] for _, step, stage in training],
-            [stage_seconds(run, step, stage, actor, known) for run, step, stage in training],
-        )
+        shapes = [(run.minibatches, run.microbatches(stage, step)) for run, step, stage in training]
+        taken = [step.stages[stage] for _, step, stage in training]
+        explained = [stage_seconds(run, step, stage, actor, known) for run, step, stage in training]
+        if len(set(shapes)) == 1 and shapes[0][1] > 1:
+            update, backward = _apart(*shapes[0], taken, explained)
+        else:
+            (update,) = _fit([(updates,) for updates, _ in shapes], taken, explained)
     else:
         # Without a call for inference the seconds of a call are counted with those of an update.
         call = 0.0
@@ -75,7 +78,16 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
     syncing = [step.stages[UPDATE_WEIGHTS] for _, step in steps if UPDATE_WEIGHTS in step.stages]
     (sync,) = _fit([(1.0,)] * len(syncing), syncing, [0.0] * len(syncing)) if syncing else (0.0,)
     floors = {"request": request, "decode_step": decode_step, "call": call, "microbatch": microbatch}
-    return dataclasses.replace(NO_FLOORS, **floors, update=update, sync=sync)
+    return dataclasses.replace(NO_FLOORS, **floors, backward=backward, update=update, sync=sync)
+
+
+def _apart(times: int, parts: int, seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, float]:
+    """Return the seconds of what is done so many `times` in each of these, and those of each of its equal `parts`:
+    what is assumed of a call, where there is as much to explain, and the rest."""
+    least = min(all_ - model for all_, model in zip(seconds, explained, strict=True)) / times
+    whole = min(GRAPHS.call, max(least, 0.0))
+    (each,) = _fit([(times * parts,)] * len(seconds), seconds, [times * whole + model for model in explained])
+    return whole, each
 
 
 @dataclass(frozen=True)

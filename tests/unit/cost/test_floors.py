@@ -91,8 +91,12 @@ def test_a_request_waits_for_the_first_place_that_is_free():
 def test_where_all_passes_have_as_many_micro_batches_a_call_takes_what_is_assumed_of_one():
     run = made_run(16, 0, BY_SEQUENCES)
     found = fit_floors([run], TINY, COST)
-    # 0.06 s a call and 0.04 s for each of 4 micro-batches; 0.05 s are assumed.
+    # 0.06 s a call and 0.04 s for each of 4 micro-batches; 0.05 s are assumed, of an update's 0.1 s as well.
     assert (found.call, found.microbatch) == (GRAPHS.call, pytest.approx(0.04 + 0.01 / 4, rel=0.02))
+    assert (found.update, found.backward) == (GRAPHS.call, pytest.approx(0.05 / 4, rel=0.1))
+    cost = dataclasses.replace(COST, engine=found)
+    for each in stage_errors(run, TINY, cost):
+        assert each.predicted == pytest.approx(each.measured, rel=0.02), each.stage
     quick = dataclasses.replace(run, steps=tuple(with_stage(step, "old_log_prob", 1e-6) for step in run.steps))
     assert fit_floors([quick], TINY, COST).call == 0.0
 

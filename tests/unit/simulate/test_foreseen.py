@@ -9,7 +9,8 @@ from synthetic_run import write_run
 
 from verl_fuse.cli import foreseen
 from verl_fuse.cli.composition import compose
-from verl_fuse.cli.foreseen import predictor
+from verl_fuse.cli.foreseen import _without_recording, predictor
+from verl_fuse.cli.profile import read_run
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.spec.run_config import save_config
 
@@ -66,9 +67,18 @@ def test_micro_batches_and_requests_are_predicted_and_other_settings_are_not(tri
     assert ratio((), unknown, False) is None
     # What was kept before is beside both.
     assert ratio(unknown, (*unknown, *larger), False) == ratio((), larger, False)
-    # Of generation less is left to save where a part of it was recording.
-    recorded = predictor(config, trial, 0.5, 60.0)
-    assert recorded((), most, False) > ratio((), most, False)
+
+
+def test_recording_belongs_to_the_generation_of_each_step(trial: Path):
+    config_of(trial)
+    run = read_run(trial)
+    first, *others = (step.stages["gen"] for step in run.steps)
+    without = _without_recording(run, first / 2)
+    assert [step.stages["gen"] for step in without.steps] == [first / 2, *(taken - first / 2 for taken in others)]
+    # A stage takes some time whatever is said of it.
+    assert min(step.stages["gen"] for step in _without_recording(run, 1e9).steps) > 0
+    others = [{name: taken for name, taken in step.stages.items() if name != "gen"} for step in run.steps]
+    assert [{name: taken for name, taken in step.stages.items() if name != "gen"} for step in without.steps] == others
 
 
 @pytest.mark.parametrize(
