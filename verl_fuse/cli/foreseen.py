@@ -27,7 +27,7 @@ from verl_fuse.cost.recorded import RecordedRun
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import key_of
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, getter, has_adapters
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, getter, has_adapters, on_accelerators
 from verl_fuse.spec.timeline import GENERATION
 from verl_fuse.tune.predicted import KEYS, RecordedWork, effect
 from verl_fuse.tune.table import setting_of
@@ -96,6 +96,8 @@ def _measured(config: DictConfig, trial: Path, recording: float, limit: float) -
         "--tp": f"1,{tp}",
         "--from": trial,
         "--out": out,
+        # Ranks on a host share its cores.
+        **({} if on_accelerators(get) else {"--beside": (get("trainer.n_gpus_per_node") or 1) - 1}),
     }
     command = [sys.executable, "-P", "-m", "verl_fuse", "profile", *_GRID]
     command += [str(each) for option in options.items() for each in option]

@@ -47,6 +47,9 @@ def profile(
     batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,4,16,64",
     lengths: Annotated[str, typer.Option(help="Sequence lengths.")] = "16,64,256",
     threads: Annotated[int, typer.Option(min=1, help="Threads of one rank, on a CPU.")] = 1,
+    beside: Annotated[
+        int, typer.Option(min=0, max=1024, help="Ranks of a run beside the one, on a CPU: as many processes compute.")
+    ] = 0,
     from_run: Annotated[
         list[Path] | None,
         typer.Option(
@@ -63,8 +66,10 @@ def profile(
     check_writable(out)
     measuring = _measuring(threads)
     bench = measuring.BenchSettings.on(device, precision)
+    if beside and bench.device.type != "cpu":
+        raise FuseError(f"--beside {beside}: needs --device cpu; ranks have accelerators of their own")
     measured: list[MeasuredModel] = []
-    with ProgressNotes("measuring") as report:
+    with ProgressNotes("measuring") as report, measuring.busy(beside, threads):
         for each in models:
             for degree in degrees:
                 report(f"measuring {each.name}, tp {degree} ({len(measured) + 1} of {len(models) * len(degrees)})")

@@ -6,8 +6,11 @@ Each time is the median of repeated runs after a warm-up; on an accelerator the 
 
 import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +63,35 @@ class BenchSettings:
 
     def tensor(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
+
+
+# A process that computes until its input ends, as it does with this process.
+_BUSY = """
+import os, sys, threading, torch
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+torch.set_num_threads({threads})
+left, right = torch.rand(512, 512), torch.rand(512, 512)
+print("busy", flush=True)
+while True:
+    left @ right
+"""
+
+
+@contextmanager
+def busy(processes: int, threads: int) -> Iterator[None]:
+    """Let so many other processes compute within the block, each with so many threads: ranks share the cores, caches
+    and memory of a host."""
+    command = [sys.executable, "-c", _BUSY.format(threads=threads)]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(processes)]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 def measure_device(bench: BenchSettings) -> Device:

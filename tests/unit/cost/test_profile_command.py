@@ -3,7 +3,11 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tables import table
@@ -109,6 +113,50 @@ def test_bad_arguments_are_refused(tmp_path: Path, model: Path, arguments: tuple
     assert isinstance(result.exception, FuseError)
     assert message in str(result.exception)
     assert not (tmp_path / "profile.json").exists()
+
+
+def test_ranks_beside_the_one_compute_while_it_is_measured_and_end(tmp_path: Path, model: Path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    found = []
+    started = subprocess.Popen
+
+    def popen(*arguments, **options):
+        found.append(started(*arguments, **options))
+        return found[-1]
+
+    def measured(*_):
+        assert [process.poll() for process in found] == [None, None]
+        raise FuseError("enough")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr("verl_fuse.runtime.profile.measure_model", measured)
+    command = ["profile", "--model", str(model), "--out", str(tmp_path / "p.json"), "--beside", "2"]
+    assert str(CliRunner().invoke(app, command).exception) == "enough"
+    assert all(process.returncode is not None for process in found)
+    found.clear()
+    monkeypatch.setattr(
+        "verl_fuse.runtime.profile.BenchSettings.on", lambda *_: SimpleNamespace(device=torch.device("meta"))
+    )
+    refused = CliRunner().invoke(app, [*command, "--device", "meta"]).exception
+    assert str(refused) == "--beside 2: needs --device cpu; ranks have accelerators of their own"
+    assert found == []
+
+
+def test_a_busy_process_ends_with_the_one_that_started_it():
+    pytest.importorskip("torch")
+    program = "import os, sys\nfrom verl_fuse.runtime.profile import busy\n"
+    program += "import subprocess\nstarted = subprocess.Popen\n"
+    program += "def popen(*a, **b):\n    found = started(*a, **b)\n    print(found.pid, flush=True)\n    return found\n"
+    program += "subprocess.Popen = popen\nwith busy(1, 1):\n    os._exit(0)\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    pid = int(done.stdout)
+    for _ in range(100):
+        stat = Path(f"/proc/{pid}/stat")
+        # Nobody may have asked for its exit code.
+        if not stat.exists() or stat.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {pid} goes on")
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path, model: Path, monkeypatch):
