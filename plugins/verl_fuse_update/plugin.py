@@ -133,7 +133,8 @@ class UpdatePlugin:
         if (tokens := logits_tokens(get)) is not None:
             said, small = logits_cost(trainer.training_memory()["actor"], tokens)
             if small:
-                logger.warning("%s: a smaller %s, or %s=true, makes them fewer", said, MICRO_BATCH, RESPONSES)
+                size = MICRO_BATCH if get(f"{ACTOR}.use_dynamic_bsz") else f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+                logger.warning("%s: a smaller %s, or %s=true, makes them fewer", said, size, RESPONSES)
             elif said:
                 logger.info(said)
 

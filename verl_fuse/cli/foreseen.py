@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from verl_fuse.cli import child
 from verl_fuse.cli.advised_settings import model_of
-from verl_fuse.cli.profile import cost_of, read_run
+from verl_fuse.cli.profile import cost_of, read_run, with_floors
 from verl_fuse.cli.run import say
 from verl_fuse.cli.trials import error_of
 from verl_fuse.cost.model import CostModel
@@ -65,7 +65,7 @@ def predictor(config: DictConfig, trial: Path, recording: float, limit: float) -
         if before is None or after is None:
             return None
         whole = sum(seconds for stage, seconds in run.stages.items() if not (replayed and stage == GENERATION))
-        return (whole - after) / (whole - before)
+        return (whole - after) / (whole - before) if before < whole else None
 
     return ratio
 
@@ -89,12 +89,11 @@ def _measured(config: DictConfig, trial: Path, recording: float, limit: float) -
         models(role)
     out, log, tp = trial.parent / "profile.json", trial.parent / "profile.log", run.tp
     options = {
-        "--model": get(f"{MODEL}.path"),
+        "--model": Path(str(get(f"{MODEL}.path"))).expanduser(),
         "--device": get("trainer.device"),
         "--precision": get(f"{ROLLOUT}.dtype"),
         # Training engines cut no layer.
         "--tp": f"1,{tp}",
-        "--from": trial,
         "--out": out,
         # Ranks on a host share its cores.
         **({} if on_accelerators(get) else {"--beside": (get("trainer.n_gpus_per_node") or 1) - 1}),
@@ -111,7 +110,8 @@ def _measured(config: DictConfig, trial: Path, recording: float, limit: float) -
         why = error_of(log) or f"exit code {ending.code}"
         raise FuseError(f"the profile of {models(ACTOR).name}: {why} (log: {log})")
     seconds = {name: fmean(step.stages[name] for step in run.steps if name in step.stages) for name in stages}
-    return RecordedWork(config, seconds, run.steps, models), cost_of(ProfileTable.read(out), [run])
+    table = with_floors(ProfileTable.read(out), [run])
+    return RecordedWork(config, seconds, run.steps, models), cost_of(table, [run])
 
 
 def _without_recording(run: RecordedRun, seconds: float) -> RecordedRun:

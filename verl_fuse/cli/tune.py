@@ -53,6 +53,8 @@ app = typer.Typer(add_completion=False)
 LEAST_BUDGET = 2.0
 # The part of what is left after the base's trial that a profile of the machine may take.
 PART = 0.2
+# Seconds in which a small model is measured.
+LEAST_PROFILE = 10.0
 _OF_FUSE = re.compile(r"[+~]*fuse\b")
 _NO_FEATURES = "trials begin in observe mode, without features: leave it out; --with-features tries those that pay"
 
@@ -125,7 +127,12 @@ def tune(
         if not any(each.setting.key in KEYS for each in candidates(())):
             return lambda one, other, replayed: None
         left, spent = 60 * budget - (time.monotonic() - begun), trials.spent_recording(base, home, steps)
-        return predictor(base.compose(()), folder / "trial-01", sum(spent) / len(spent), PART * left)
+        # A trial, and the base beside it, come first.
+        limit = min(PART * left, left - 3 * search.trials[0].took)
+        if limit < LEAST_PROFILE:
+            say("nothing is predicted of trials: --budget has no room for a profile of this machine")
+            return lambda one, other, replayed: None
+        return predictor(base.compose(()), folder / "trial-01", sum(spent) / len(spent), limit)
 
     with trials.alone(base, home):
         if first.prepare is not None:

@@ -55,18 +55,22 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         counts = [run.microbatches(stage, step) for run, step, stage in inferring]
         taken = [step.stages[stage] for _, step, stage in inferring]
         explained = [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring]
-        if min(counts) == max(counts) > 1:
-            call, microbatch = _apart(1, counts[0], taken, explained)
+        if _alike(counts):
+            call, microbatch = _apart(1, fmean(counts), taken, explained)
         else:
             call, microbatch = _fit([(1.0, count) for count in counts], taken, explained)
         known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, call=call, microbatch=microbatch))
-        shapes = [(run.minibatches, run.microbatches(stage, step)) for run, step, stage in training]
+        counts = [run.microbatches(stage, step) for run, step, stage in training]
+        updates = [run.minibatches for run, _, _ in training]
         taken = [step.stages[stage] for _, step, stage in training]
         explained = [stage_seconds(run, step, stage, actor, known) for run, step, stage in training]
-        if len(set(shapes)) == 1 and shapes[0][1] > 1:
-            update, backward = _apart(*shapes[0], taken, explained)
+        if _alike(counts) and len(set(updates)) == 1:
+            update, backward = _apart(updates[0], fmean(counts), taken, explained)
+        elif max(counts, default=0) > 1:
+            rows = [(each, each * count) for each, count in zip(updates, counts, strict=True)]
+            update, backward = _fit(rows, taken, explained)
         else:
-            (update,) = _fit([(updates,) for updates, _ in shapes], taken, explained)
+            (update,) = _fit([(each,) for each in updates], taken, explained)
     else:
         # Without a call for inference the seconds of a call are counted with those of an update.
         call = 0.0
@@ -81,7 +85,13 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
     return dataclasses.replace(NO_FLOORS, **floors, backward=backward, update=update, sync=sync)
 
 
-def _apart(times: int, parts: int, seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, float]:
+def _alike(counts: Sequence[int]) -> bool:
+    """Tell whether calls have nearly as many micro-batches, and several, so that what these take cannot be told from
+    what a call takes."""
+    return min(counts, default=0) > 1 and max(counts) <= 1.1 * min(counts)
+
+
+def _apart(times: int, parts: float, seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, float]:
     """Return the seconds of what is done so many `times` in each of these, and those of each of its equal `parts`:
     what is assumed of a call, where there is as much to explain, and the rest."""
     least = min(all_ - model for all_, model in zip(seconds, explained, strict=True)) / times

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +70,7 @@ _BUSY = """
 import os, sys, threading, torch
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 torch.set_num_threads({threads})
-left, right = torch.rand(512, 512), torch.rand(512, 512)
+left, right = torch.rand(1024, 1024), torch.rand(1024, 1024)
 print("busy", flush=True)
 while True:
     left @ right
@@ -81,17 +81,15 @@ while True:
 def busy(processes: int, threads: int) -> Iterator[None]:
     """Let so many other processes compute within the block, each with so many threads: ranks share the cores, caches
     and memory of a host."""
-    command = [sys.executable, "-c", _BUSY.format(threads=threads)]
-    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(processes)]
-    try:
-        for process in started:
+    command = [sys.executable, "-P", "-c", _BUSY.format(threads=threads)]
+    with ExitStack() as stack:
+        for _ in range(processes):
+            process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            stack.callback(process.kill)
             assert process.stdout is not None
-            process.stdout.readline()
+            if process.stdout.readline() != b"busy\n":
+                raise FuseError("a process that computes beside the measured one has ended; its error is above")
         yield
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
 
 
 def measure_device(bench: BenchSettings) -> Device:

@@ -81,13 +81,13 @@ class RecordedWork:
     def changed(self, changes: Mapping[str, Value]) -> Iterator[Get]:
         """Give keys other values within the block, which others may follow; a copy would take a second."""
         before: dict[str, Any] = {}
-        for key, value in changes.items():
-            if has_key(self.config, key):
-                parent, _, name = key.rpartition(".")
-                # Not what an interpolation resolves to.
-                before[key] = OmegaConf.select(self.config, parent)._get_node(name)._value()
-            OmegaConf.update(self.config, key, value, force_add=True)
+        for key in (key for key in changes if has_key(self.config, key)):
+            parent, _, name = key.rpartition(".")
+            # Not what an interpolation resolves to.
+            before[key] = OmegaConf.select(self.config, parent)._get_node(name)._value()
         try:
+            for key, value in changes.items():
+                OmegaConf.update(self.config, key, value, force_add=True)
             yield self.get
         finally:
             for key in changes:

@@ -167,10 +167,13 @@ class Search:
         self._asked |= {frozenset([(each.setting.key, str(each.current))]) for each in found}
 
         def order(change: Change) -> tuple[bool, int, int, int, int]:
-            share = self._ratio(best, _beside(best, change), self._is_replayed(change))
+            replayed = self._is_replayed(change)
+            before, after = (self._made_as(each, replayed) for each in (best, _beside(best, change)))
+            share = self._ratio(before, after, replayed)
             # In parts of a gain that would be kept: less is nothing.
             gain = 0 if share is None else int((1 - share) / (1 - KEPT))
-            return change.hope == WORSE or gain < 0, self._times(change), -gain, change.hope, change.place
+            worse = gain < 0 or (gain == 0 and change.hope == WORSE)
+            return worse, self._times(change), -gain, change.hope, change.place
 
         for change in sorted((each for each in changes(found) if _name(each) not in self._asked), key=order):
             if not self._was_made(change):

@@ -90,7 +90,8 @@ def sharded(case: Case) -> tuple[Any, dict]:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return SimpleNamespace(module=model, model_config=SimpleNamespace(hf_config=config)), whole
+    described = SimpleNamespace(hf_config=config)
+    return SimpleNamespace(module=model, model_config=described, is_param_offload_enabled=False), whole
 
 
 def opened(world: World, name: str, engine: Any, engines: Any, dtype: Any) -> Any:

@@ -71,7 +71,8 @@ def fsdp_engine(world: World) -> tuple[Any, dict[str, Any]]:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return SimpleNamespace(module=model, model_config=SimpleNamespace(hf_config=config)), whole
+    described = SimpleNamespace(hf_config=config)
+    return SimpleNamespace(module=model, model_config=described, is_param_offload_enabled=False), whole
 
 
 def _once(world: World, engine: Any, trained: Any, tp: int, version: int, fault: str) -> dict[str, Any]:
