@@ -1,6 +1,7 @@
 """Fixtures of the tests that drive real verl."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,8 +39,12 @@ reference: config.json
 
 @pytest.fixture(scope="session")
 def verl_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where recipe runs of this process keep task, checkpoints and logs; the task is made once."""
-    return tmp_path_factory.mktemp("verl_fuse_home")
+    """Where recipe runs of this process keep checkpoints and logs; pytest's workers share the tasks."""
+    home, shared = tmp_path_factory.mktemp("verl_fuse_home"), tmp_path_factory.getbasetemp()
+    tasks = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "tasks"
+    tasks.mkdir(exist_ok=True)
+    (home / "tasks").symlink_to(tasks)
+    return home
 
 
 @pytest.fixture(scope="session")

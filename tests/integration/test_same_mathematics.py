@@ -151,6 +151,7 @@ def test_streaming_computes_the_same_numbers(stock, streamed, number):
     assert faults(stock, streamed, number, STREAMING) == []
 
 
+@LONG
 @pytest.mark.parametrize("number", range(1, COMPARED + 1))
 def test_a_deferred_update_of_the_critic_is_bitwise_equal_to_the_same_placement_in_turn(placed, deferred, number):
     assert {item.split(":")[0] for item in step_of(placed, number).numbers["critic parameters"]} == {"rank0"}
@@ -158,6 +159,7 @@ def test_a_deferred_update_of_the_critic_is_bitwise_equal_to_the_same_placement_
     assert faults(placed, deferred, number, None) == []
 
 
+@LONG
 def test_a_deferred_update_ends_after_its_step_has_gone_on(deferred):
     """The first one is waited for by the second step, the last one by the run's end; both are
     logged under their own steps."""

@@ -1,5 +1,6 @@
 """Runs shipped recipes through `verl-fuse run`, as a user would, and reads back what they left."""
 
+import fcntl
 import json
 import os
 import signal
@@ -126,10 +127,13 @@ def make_task(home: Path, recipe: str) -> None:
     kind = find_recipe(recipe).prepare
     assert kind is not None
     out = home / "tasks" / kind
-    if not out.exists():
-        subprocess.run(
-            [sys.executable, "-m", *TASKS[kind], "--steps", WARM_STEPS.get(kind, "25"), "--out", str(out)], check=True
-        )
+    out.parent.mkdir(exist_ok=True)
+    with out.with_suffix(".lock").open("w") as lock:
+        # Another of pytest's workers may be about to make it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            steps = WARM_STEPS.get(kind, "25")
+            subprocess.run([sys.executable, "-m", *TASKS[kind], "--steps", steps, "--out", str(out)], check=True)
 
 
 def _wait(process: subprocess.Popen, folder: Path, stop_when: Callable[[Path], bool] | None, timeout: float) -> None:
