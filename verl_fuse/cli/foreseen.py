@@ -1,14 +1,16 @@
-"""Predicts for `verl-fuse tune` what changes save, by a profile of the machine and the base's own trial.
+"""Predicts for `verl-fuse tune` what changes save, by a profile of the machine and the trials that were made, from
+which the floors of the software are read again after each.
 
 Invariants (tests/unit/simulate/test_foreseen.py):
 - where nothing can be predicted, that is said once with the reason, and the search goes on without;
+- a trial that changed another setting, or cannot be read, tells nothing of the floors;
 - nothing is predicted of overrides that differ in any other setting than those of micro-batches, activations and
   requests.
 """
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,18 +22,21 @@ from omegaconf import DictConfig
 from verl_fuse.cli import child
 from verl_fuse.cli.advised_settings import model_of
 from verl_fuse.cli.profile import cost_of, read_run, with_floors
+from verl_fuse.cli.report import read_metrics
 from verl_fuse.cli.run import say
 from verl_fuse.cli.trials import error_of
-from verl_fuse.cost.model import CostModel
-from verl_fuse.cost.recorded import RecordedRun
+from verl_fuse.compare.run import METRICS_FILE, RunMetrics
+from verl_fuse.cost.profiled import ProfiledCost
+from verl_fuse.cost.recorded import RecordedRun, run_of
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, getter, has_adapters, on_accelerators
+from verl_fuse.spec.run_config import find_config
 from verl_fuse.spec.timeline import GENERATION
 from verl_fuse.tune.predicted import KEYS, RecordedWork, effect
 from verl_fuse.tune.table import setting_of
-from verl_fuse.tune.trial import Overrides
+from verl_fuse.tune.trial import Overrides, Trial
 
 # The grid of the profile: sizes of micro-batches, and of a packed one.
 _GRID = ("--batches", "1,4,16", "--lengths", "16,64,256,1024")
@@ -42,24 +47,45 @@ _ENGINES = ("fsdp", "fsdp2")
 Ratio = Callable[[Overrides, Overrides, bool], float | None]
 
 
-def predictor(config: DictConfig, trial: Path, recording: float, limit: float) -> Ratio:
+def predictor(
+    config: DictConfig, trial: Path, recording: float, limit: float, later: Callable[[], Sequence[tuple[Path, Trial]]]
+) -> Ratio:
     """Return what predicts steps from the base's trial, of which each step took `recording` seconds to record its
-    rollout. The profile, which may take `limit` seconds, is left beside the trial."""
+    rollout. The profile, which may take `limit` seconds, is left beside the trial. `later` returns the trials that were
+    measured after it, with their folders."""
     try:
-        run, cost = _measured(config, trial, recording, limit)
+        run, base, table = _measured(config, trial, recording, limit)
     except FuseError as error:
         say(f"nothing is predicted of trials: {error}")
         return lambda one, other, replayed: None
 
     @cache
-    def saved(overrides: Overrides) -> float | None:
+    def as_run(folder: Path, trial: Trial) -> RecordedRun | None:
+        """Return the run of a trial; None where its floors are not those of the base, or cannot be read."""
+        if not _settings(trial.overrides) <= KEYS:
+            return None
+        try:
+            return _replay(folder, base) if trial.replayed else read_run(folder)
+        except FuseError:
+            return None
+
+    @cache
+    def saved_by(overrides: Overrides, trials: tuple[tuple[Path, Trial], ...]) -> float | None:
         changes = {key_of(each): yaml.safe_load(each.partition("=")[2]) for each in overrides}
         known = {key: value for key, value in changes.items() if key in KEYS}
-        found = effect(run, known, cost) if known else None
+        found = effect(run, known, cost(trials)) if known else None
         return found.seconds if found else None if known else 0.0
 
+    @cache
+    def cost(trials: tuple[tuple[Path, Trial], ...]) -> ProfiledCost:
+        runs = [base, *(found for each in trials if (found := as_run(*each)))]
+        return cost_of(with_floors(table, runs), runs)
+
+    def saved(overrides: Overrides) -> float | None:
+        return saved_by(overrides, tuple(later()))
+
     def ratio(one: Overrides, other: Overrides, replayed: bool) -> float | None:
-        if not {_setting(key_of(each)) for each in {*one} ^ {*other}} <= KEYS:
+        if not _settings({*one} ^ {*other}) <= KEYS:
             return None
         before, after = saved(one), saved(other)
         if before is None or after is None:
@@ -70,14 +96,16 @@ def predictor(config: DictConfig, trial: Path, recording: float, limit: float) -
     return ratio
 
 
-def _setting(key: str) -> str:
-    """Return the key of the setting that sets a key, or the key itself."""
-    setting = setting_of(key)
-    return key if setting is None else setting.key
+def _settings(overrides: Collection[str]) -> set[str]:
+    """Return the keys of the settings that set these keys, or the keys themselves."""
+    keys = map(key_of, overrides)
+    return {key if (setting := setting_of(key)) is None else setting.key for key in keys}
 
 
-def _measured(config: DictConfig, trial: Path, recording: float, limit: float) -> tuple[RecordedWork, CostModel]:
-    """Return the run of a trial and the costs of the machine; a FuseError tells why there are none."""
+def _measured(
+    config: DictConfig, trial: Path, recording: float, limit: float
+) -> tuple[RecordedWork, RecordedRun, ProfileTable]:
+    """Return what a trial worked on, its run and the profile with its floors; a FuseError tells why there are none."""
     get, models = getter(config), cache(partial(model_of, config))
     if has_adapters(get):
         raise FuseError(f"{MODEL}.lora_rank={get(f'{MODEL}.lora_rank')}: not of runs with adapters")
@@ -110,8 +138,21 @@ def _measured(config: DictConfig, trial: Path, recording: float, limit: float) -
         why = error_of(log) or f"exit code {ending.code}"
         raise FuseError(f"the profile of {models(ACTOR).name}: {why} (log: {log})")
     seconds = {name: fmean(step.stages[name] for step in run.steps if name in step.stages) for name in stages}
-    table = with_floors(ProfileTable.read(out), [run])
-    return RecordedWork(config, seconds, run.steps, models), cost_of(table, [run])
+    return RecordedWork(config, seconds, run.steps, models), run, with_floors(ProfileTable.read(out), [run])
+
+
+def _replay(folder: Path, base: RecordedRun) -> RecordedRun:
+    """Return the run of a trial that replayed the base's rollouts: of it no request is recorded, and the seconds of its
+    generation are those of reading."""
+    config, metrics = find_config(folder), RunMetrics.of(folder.name, read_metrics(folder / METRICS_FILE)).steps
+    if config is None:
+        raise FuseError(f"{folder}: its configuration is not there")
+    run = run_of(folder.name, config, (), metrics)
+    steps = (
+        replace(given, stages={stage: seconds for stage, seconds in step.stages.items() if stage != GENERATION})
+        for step, given in zip(run.steps, base.steps, strict=False)
+    )
+    return replace(run, steps=tuple(steps))
 
 
 def _without_recording(run: RecordedRun, seconds: float) -> RecordedRun:

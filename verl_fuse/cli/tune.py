@@ -122,6 +122,10 @@ def tune(
         features = features_of(base, changes) if with_features else ()
         return (*wanted(base.compose(changes), keys or [], allow or []), *features)
 
+    def later() -> list[tuple[Path, Trial]]:
+        made = enumerate(search.trials[1:], start=2)
+        return [(folder / f"trial-{number:02d}", trial) for number, trial in made if trial.measured]
+
     @cache
     def predicted() -> Ratio:
         if not any(each.setting.key in KEYS for each in candidates(())):
@@ -132,7 +136,7 @@ def tune(
         if limit < LEAST_PROFILE:
             say("nothing is predicted of trials: --budget has no room for a profile of this machine")
             return lambda one, other, replayed: None
-        return predictor(base.compose(()), folder / "trial-01", sum(spent) / len(spent), limit)
+        return predictor(base.compose(()), folder / "trial-01", sum(spent) / len(spent), limit, later)
 
     with trials.alone(base, home):
         if first.prepare is not None:
@@ -199,7 +203,8 @@ def check_request(
 
 
 def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, Any]:
-    """Return everything for JSON: seconds a step, intervals as [low, high], ratios of best to base."""
+    """Return everything for JSON: seconds a step, intervals as [low, high], ratios as times as fast
+    as the base."""
 
     def ends(interval: Interval) -> list[float | None]:
         return [interval.low, interval.high]

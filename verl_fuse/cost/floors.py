@@ -6,7 +6,7 @@ Invariants (tests/unit/cost/test_floors.py):
 - no floor is negative.
 Relative errors count alike, so that short and long steps do. Runs in which all passes have as many micro-batches tell
 the seconds of a call and of a micro-batch only together, and those of an update and of a backward pass likewise: a call
-and an update are then taken to need what is assumed of a call.
+and an update are then taken to need what is assumed of a call (calibration.py).
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
-from verl_fuse.cost.calibration import GRAPHS, EngineFloors
+from verl_fuse.cost.calibration import CPU_CALL, GRAPHS, EngineFloors
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep
@@ -56,7 +56,8 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         taken = [step.stages[stage] for _, step, stage in inferring]
         explained = [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring]
         if _alike(counts):
-            call, microbatch = _apart(1, fmean(counts), taken, explained)
+            assumed = CPU_CALL if cost.cluster.device.is_cpu else GRAPHS.call
+            call, microbatch = _apart(1, fmean(counts), taken, explained, assumed)
         else:
             call, microbatch = _fit([(1.0, count) for count in counts], taken, explained)
         known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, call=call, microbatch=microbatch))
@@ -65,7 +66,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         taken = [step.stages[stage] for _, step, stage in training]
         explained = [stage_seconds(run, step, stage, actor, known) for run, step, stage in training]
         if _alike(counts) and len(set(updates)) == 1:
-            update, backward = _apart(updates[0], fmean(counts), taken, explained)
+            update, backward = _apart(updates[0], fmean(counts), taken, explained, GRAPHS.call)
         elif max(counts, default=0) > 1:
             rows = [(each, each * count) for each, count in zip(updates, counts, strict=True)]
             update, backward = _fit(rows, taken, explained)
@@ -91,11 +92,13 @@ def _alike(counts: Sequence[int]) -> bool:
     return min(counts, default=0) > 1 and max(counts) <= 1.1 * min(counts)
 
 
-def _apart(times: int, parts: float, seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, float]:
+def _apart(
+    times: int, parts: float, seconds: Sequence[float], explained: Sequence[float], assumed: float
+) -> tuple[float, float]:
     """Return the seconds of what is done so many `times` in each of these, and those of each of its equal `parts`:
-    what is assumed of a call, where there is as much to explain, and the rest."""
+    what is `assumed` of the first, where there is as much to explain, and the rest."""
     least = min(all_ - model for all_, model in zip(seconds, explained, strict=True)) / times
-    whole = min(GRAPHS.call, max(least, 0.0))
+    whole = min(assumed, max(least, 0.0))
     (each,) = _fit([(times * parts,)] * len(seconds), seconds, [times * whole + model for model in explained])
     return whole, each
 

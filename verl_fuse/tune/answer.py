@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/tune/test_answer.py):
 - where finals were held they alone decide, because a trial that was chosen for its speed was also lucky;
-- the base is the answer unless the 95 % interval of the ratio lies below 1; without finals the fastest trial whose
+- the base is the answer unless the 95 % interval of the ratio lies above 1; without finals the fastest trial whose
   interval does is the answer, and the sentence says so.
 """
 
@@ -19,7 +19,7 @@ NOTHING = "nothing better than what you have"
 
 @dataclass(frozen=True)
 class Answer:
-    """The overrides of the best (none: the base), seconds a step of base and best, best over base, and the verdict."""
+    """The overrides of the best (none: the base), seconds a step of base and best, base over best, and the verdict."""
 
     overrides: Overrides
     base: Interval
@@ -71,7 +71,7 @@ def _finals(trials: Sequence[Trial]) -> list[tuple[Overrides, Pairs]]:
 
 def _best(overrides: Overrides, pairs: Pairs, verdict: str) -> Answer:
     one, other = zip(*pairs, strict=True)
-    return Answer(overrides, mean(one), mean(other), between(pairs), verdict)
+    return Answer(overrides, mean(one), mean(other), between(pairs).inverse, verdict)
 
 
 def _stays(seconds: Sequence[float], verdict: str) -> Answer:

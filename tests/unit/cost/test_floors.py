@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from tables import TINY, table
 
-from verl_fuse.cost.calibration import GRAPHS
+from verl_fuse.cost.calibration import CPU_CALL, GRAPHS
 from verl_fuse.cost.floors import NO_FLOORS, fit_floors, generation_seconds, stage_errors, stage_seconds
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep, run_of
@@ -88,11 +88,13 @@ def test_a_request_waits_for_the_first_place_that_is_free():
     assert [passes(most) for most in (1, 2, 3, 4, None)] == [10, 7, 6, 5, 5]
 
 
-def test_where_all_passes_have_as_many_micro_batches_a_call_takes_what_is_assumed_of_one():
+@pytest.mark.parametrize(("device", "call"), [("CPU", CPU_CALL), ("H100", GRAPHS.call)])
+def test_where_all_passes_have_as_many_micro_batches_a_call_takes_what_is_assumed_of_one(device: str, call: float):
     run = made_run(16, 0, BY_SEQUENCES)
-    found = fit_floors([run], TINY, COST)
-    # 0.06 s a call and 0.04 s for each of 4 micro-batches; 0.05 s are assumed, of an update's 0.1 s as well.
-    assert (found.call, found.microbatch) == (GRAPHS.call, pytest.approx(0.04 + 0.01 / 4, rel=0.02))
+    cluster = dataclasses.replace(COST.cluster, device=dataclasses.replace(COST.cluster.device, name=device))
+    found = fit_floors([run], TINY, dataclasses.replace(COST, cluster=cluster))
+    # 0.06 s a call and 0.04 s for each of 4 micro-batches. Of an update's 0.1 s 0.05 are assumed.
+    assert (found.call, found.microbatch) == (call, pytest.approx(0.04 + (0.06 - call) / 4, abs=1e-3))
     assert (found.update, found.backward) == (GRAPHS.call, pytest.approx(0.05 / 4, rel=0.1))
     cost = dataclasses.replace(COST, engine=found)
     for each in stage_errors(run, TINY, cost):

@@ -1,6 +1,7 @@
 """Predictions of `verl-fuse tune` from a recorded trial and a profile of this machine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from verl_fuse.cli.foreseen import _without_recording, predictor
 from verl_fuse.cli.profile import read_run
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.spec.run_config import save_config
+from verl_fuse.tune.trial import Outcome, Trial
 
 pytest.importorskip("hydra")
 pytest.importorskip("torch")
@@ -51,7 +53,7 @@ def config_of(trial: Path, *changes: str, model: dict | None = None) -> DictConf
 
 def test_micro_batches_and_requests_are_predicted_and_other_settings_are_not(trial: Path, capsys):
     config = config_of(trial)
-    ratio = predictor(config, trial, 0.0, 60.0)
+    ratio = predictor(config, trial, 0.0, 60.0, list)
     assert capsys.readouterr().err == ""
     assert (trial.parent / "profile.json").is_file()
     larger, most, both = (f"{SIZE}=16",), (f"{SEQS}=32",), (f"{SIZE}=16", f"{SEQS}=32")
@@ -67,6 +69,46 @@ def test_micro_batches_and_requests_are_predicted_and_other_settings_are_not(tri
     assert ratio((), unknown, False) is None
     # What was kept before is beside both.
     assert ratio(unknown, (*unknown, *larger), False) == ratio((), larger, False)
+
+
+PASSES = (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu")
+
+
+def sized(size: int) -> tuple[str, ...]:
+    return tuple(f"{key}={size}" for key in (SIZE, *PASSES))
+
+
+def replay(folder: Path, size: int, seconds: float) -> tuple[Path, Trial]:
+    """A trial that replayed the base's steps with micro-batches of `size` rows, with its folder."""
+    folder.mkdir()
+    save_config(folder, compose(find_recipe("grpo-cpu"), [*sized(size), f"{SEQS}=4"]))
+    lengths = {f"{name}_length/{fact}": 64 for name in ("prompt", "response") for fact in ("mean", "max")}
+    stages = {"gen": 0.2, **dict.fromkeys(("old_log_prob", "ref", "update_actor"), seconds)}
+    logged = lengths | {f"timing_s/{stage}": taken for stage, taken in {**stages, "step": 3 * seconds + 0.2}.items()}
+    lines = [json.dumps({"step": step, "data": logged}) + "\n" for step in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    return folder, Trial(sized(size), Outcome("measured", (3 * seconds + 0.2,) * 2), 60.0, replayed=True)
+
+
+def test_a_measured_trial_corrects_what_is_predicted_of_others(trial: Path):
+    """A call takes 4 s, and 0.5 s for each of a rank's micro-batches: 20 s in the base, of one row each. Beside these
+    the model's seconds are few."""
+    write_run(trial, steps=3, replicas=2, requests=64, stage=20.0)
+    later: list[tuple[Path, Trial]] = []
+    ratio = predictor(config_of(trial, *sized(1)), trial, 0.0, 60.0, lambda: later)
+    seconds = {size: 4 + 32 / size * 0.5 for size in (4, 8)}
+
+    def errors() -> list[float]:
+        return [abs(ratio((), sized(size), True) / (seconds[size] / 20) - 1) for size in seconds]
+
+    before = errors()
+    later.append(replay(trial.parent / "trial-02", 16, 5.0))
+    assert max(errors()) < 0.15 < min(before)
+    known = ratio((), sized(8), True)
+    # Of another setting's trial nothing is read, and one that cannot be read is left out.
+    later.append((trial.parent / "nowhere", later[0][1]))
+    later.append((trial.parent / "trial-02", replace(later[0][1], overrides=(f"{ACTOR}.use_torch_compile=false",))))
+    assert ratio((), sized(8), True) == known
 
 
 def test_recording_belongs_to_the_generation_of_each_step(trial: Path):
@@ -93,7 +135,7 @@ def test_recording_belongs_to_the_generation_of_each_step(trial: Path):
     ],
 )
 def test_a_run_of_which_nothing_is_known_is_searched_without(trial: Path, changes, model, limit, why: str, capsys):
-    ratio = predictor(config_of(trial, *changes, model=model), trial, 0.0, limit)
+    ratio = predictor(config_of(trial, *changes, model=model), trial, 0.0, limit, list)
     said = " ".join(capsys.readouterr().err.split())
     assert said.startswith("verl-fuse: nothing is predicted of trials: ")
     assert why in said
