@@ -2,7 +2,6 @@
 without starting one."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.host.start.settings import load_settings
 from verl_fuse.spec.block import key_of
-from verl_fuse.spec.composed import getter
+from verl_fuse.spec.composed import copied, getter
 
 if TYPE_CHECKING:
     # Numba, which the simulator needs, takes a second to import.
@@ -62,7 +61,7 @@ def open_features(
 
 
 def _changed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    changed = deepcopy(config)
+    changed = copied(config)
     OmegaConf.set_struct(changed, False)
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")

@@ -4,7 +4,9 @@ Invariant (tests/unit/spec/test_composed.py): a key that is not there is read as
 """
 
 import math
+import pickle
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, TypeGuard
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -36,6 +38,15 @@ Needs = Mapping[str, tuple[Any, str]]
 def getter(config: Mapping[str, Any]) -> Get:
     """Return a function that returns a value by dotted key; None where there is no such key."""
     return lambda key: OmegaConf.select(config, key, default=None)  # type: ignore[arg-type]
+
+
+def copied(config: DictConfig) -> DictConfig:
+    """Return a copy of a configuration, where possible in a quarter of the time that `deepcopy` takes."""
+    try:
+        return pickle.loads(pickle.dumps(config))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # A program may have put objects of its own into it.
+        return deepcopy(config)
 
 
 def has_key(config: DictConfig, key: str) -> bool:

@@ -1,8 +1,8 @@
 """Every pair of the table (table.py): refused before start with a message that names a key, or in a row of two steps
 on real verl that holds.
 
-One row and everything at once always run; all of the table's rows with VERL_FUSE_LONG=1, and with stock verl beside those whose bound comes
-from it.
+One row and everything at once always run; all of the table's rows with VERL_FUSE_LONG=1, and with stock verl beside
+those whose bound comes from it.
 """
 
 import json

@@ -4,6 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.spec.composed import (
+    copied,
     getter,
     has_critic,
     has_reference,
@@ -27,6 +28,19 @@ def test_a_key_that_is_not_there_is_read_as_none_and_nothing_is_written():
         None,
     ]
     assert config == before
+
+
+@pytest.mark.parametrize("value", [2, lambda: None])
+def test_a_copy_is_whole_and_its_own(value):
+    """Whatever a program has put into it, with references and flags as they are."""
+    flags = {"allow_objects": True}
+    config = OmegaConf.create({"part": {"size": "${other}", "value": value}, "other": 3}, flags=flags)
+    OmegaConf.set_struct(config, True)
+    found = copied(config)
+    assert found == config and found.part.value is value
+    found.other = 4
+    assert (found.part.size, config.part.size) == (4, 3)
+    assert OmegaConf.is_struct(found) and OmegaConf.is_interpolation(found.part, "size")
 
 
 def test_what_is_required_must_be_there():

@@ -13,7 +13,6 @@ off; switched on by its own key it runs, and the measurement is told;
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_fuse.errors import listed
 from verl_fuse.feature import Feature, PresetName
 from verl_fuse.spec.block import written
-from verl_fuse.spec.composed import getter
+from verl_fuse.spec.composed import copied, getter
 from verl_fuse.spec.step import Refusal
 
 # A problem is a refusal, or a text.
@@ -60,7 +59,7 @@ def choose(
     tried = [feature for feature in features if feature.name in wanted]
     if not tried:
         return {}, ()
-    work = deepcopy(config)
+    work = copied(config)
     left_out: dict[str, tuple[object, ...]] = {}
     while True:
         chosen, why_not = _chosen([one for one in tried if one.name not in left_out], wanted, work, problems)
@@ -88,7 +87,7 @@ def unlocked(config: DictConfig, choice: Choice, features: Collection[Feature], 
         if not all(lifted) or given_up or more.items() <= wanted.items():
             return {}
         wanted |= more
-        work = deepcopy(config)
+        work = copied(config)
         for key, value in wanted.items():
             OmegaConf.update(work, key, value, force_add=True)
         if not {*map(str, problems(config))}.issuperset(map(str, problems(work))):
@@ -141,7 +140,7 @@ def slower_features(config: DictConfig, features: Iterable[Feature]) -> Iterator
 
 def with_keys(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
     """Return a copy of `config` with these keys of `fuse`."""
-    changed = deepcopy(config)
+    changed = copied(config)
     for key, value in values.items():
         OmegaConf.update(changed, f"fuse.{key}", value, force_add=True)
     return changed

@@ -7,7 +7,6 @@ Invariants (tests/unit/host/test_set_by_plugins.py):
 - the configuration checked before a run starts is the configuration it is started with.
 """
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.start.applied_plan import apply_plan
 from verl_fuse.host.start.settings import Settings
 from verl_fuse.spec.block import read_block
+from verl_fuse.spec.composed import copied
 
 
 def set_by_plugins(config: DictConfig, settings: Settings) -> Settings:
@@ -37,7 +37,7 @@ def set_by_plugins(config: DictConfig, settings: Settings) -> Settings:
 
 def as_started(config: DictConfig, settings: Settings) -> DictConfig:
     """Return a copy of `config` with the values that the run sets in it: its plan, and its plugins' choices."""
-    copied = deepcopy(config)
-    apply_plan(copied, settings.overrides)
-    set_by_plugins(copied, settings)
-    return copied
+    changed = copied(config)
+    apply_plan(changed, settings.overrides)
+    set_by_plugins(changed, settings)
+    return changed

@@ -6,7 +6,6 @@ Imports neither verl nor ray, so that the driver can refuse a bad configuration 
 import os
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from verl_fuse.host.start.registered import name_refusals
 from verl_fuse.host.start.resumption import resume_refusals, step_refusals
 from verl_fuse.host.start.value_types import type_refusals
 from verl_fuse.spec.block import bounded, nearest, quoted, read_block, undecided, waiting, without_effect, written
-from verl_fuse.spec.composed import Get, getter
+from verl_fuse.spec.composed import Get, copied, getter
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.step import Refusal
 
@@ -258,7 +257,7 @@ def _without(config: DictConfig, refused: Sequence[str]) -> DictConfig:
     are then found beside the bad values."""
     if not refused:
         return config
-    config = deepcopy(config)
+    config = copied(config)
     for name in refused:
         enabled = OmegaConf.select(config, f"fuse.{name}.enabled") is True
         OmegaConf.update(config, f"fuse.{name}", {"enabled": enabled}, merge=False, force_add=True)
@@ -269,7 +268,7 @@ def _as_planned(config: DictConfig, overrides: Mapping[str, Any]) -> DictConfig:
     """Return the configuration that a run with this plan has: its refusals are found before the run starts."""
     if not overrides:
         return config
-    config = deepcopy(config)
+    config = copied(config)
     apply_plan(config, overrides)
     return config
 
