@@ -65,11 +65,12 @@ def differences(
     stock: Arm,
     ours: dict[str, tuple[Arm, Plan]],
     zeros: Any = ZEROS,
+    form: str = "",
     **more: Any,
 ) -> list[Found]:
     """Of each rank: how arms differ from stock verl, by name; `more`: splits of verl's own beside SPLITS."""
     splits = {f"split by {name}": replace(stock, **change) for name, change in (SPLITS | more).items()}
-    return ranks.call(compared, folder, LAYOUTS[layout][1], {"stock": stock, **splits}, ours, zeros)
+    return ranks.call(compared, folder, LAYOUTS[layout][1], {"stock": stock, **splits}, ours, zeros, form)
 
 
 def assert_same(found: Found, *names: str) -> None:
@@ -120,6 +121,42 @@ def test_with_each_mean_and_with_kl_and_entropy(ranks: tuple[int, Ranks], folder
         ours = {"streamed": (replace(stock, lean=OWN), Plan(early=((2, 0), (3,))))}
         for found in differences(running, folder, layout, stock, ours, ("some",), **MORE):
             assert_same(found, "streamed")
+
+
+PACKED = {"packed": True, "tokens": 40}
+BY_TOKENS = ({"tokens": 40}, {"tokens": 70}, {"tokens": 30})
+
+
+@pytest.mark.parametrize("form", ["", "kept"])
+def test_packed_rows_and_activations_that_are_kept(ranks: tuple[int, Ranks], folder: Path, form: str):
+    size, running = ranks
+    stock = Arm(own=True, **PACKED)
+    ours = {
+        "all": (replace(stock, lean=OWN), Plan(splits=BY_TOKENS)),
+        "skip": (replace(stock, lean=SKIP), Plan(both=True, splits=BY_TOKENS)),
+    }
+    tokens = {"rows": {"tokens": 30}, "tokens": {"tokens": 70}, "other tokens": {"tokens": 100}}
+    for found in differences(running, folder, layouts(size)[-1], stock, ours, ("some", "none"), form, **tokens):
+        told(found, form, "packed")
+        assert_same(found, *ours)
+
+
+def test_in_bfloat16(ranks: tuple[int, Ranks], folder: Path):
+    size, running = ranks
+    stock = Arm(own=True)
+    ours = {
+        "all": (replace(stock, lean=OWN), Plan()),
+        "skip": (replace(stock, lean=SKIP), Plan(both=True)),
+        "wrong": (replace(stock, lean=OWN), Plan(fault="row twice")),
+    }
+    for found in differences(running, folder, layouts(size)[-1], stock, ours, ("some", "none"), "bf16", **MORE):
+        told(found, "bf16")
+        split = [differs for name, differs in found.items() if name.startswith("split by")]
+        allowed = {what: TIMES * max(differs[what] for differs in split) for what in ("parameters", "exp_avg")}
+        for what, most in allowed.items():
+            assert most > 0
+            assert max(found[name][what] for name in ("all", "skip")) <= most, (what, found)
+        assert found["wrong"]["exp_avg"] > allowed["exp_avg"], found
 
 
 def test_two_groups_of_two_ranks(folder: Path):

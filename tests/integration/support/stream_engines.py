@@ -103,6 +103,7 @@ def _call(bench: StreamBench, arm: Arm, plan: Plan, data: Any, rows: list[int], 
         global_batch_size=SAMPLES,
         use_dynamic_bsz="tokens" in split,
         max_token_len_per_gpu=split.get("tokens"),
+        use_remove_padding=arm.packed,
         micro_batch_size_per_gpu=split.get("micro_batch"),
     )
     return bench.worker(replace(arm, lean={})).stream_rows(part)
@@ -148,22 +149,35 @@ def _last(bench: StreamBench, arm: Arm, plan: Plan, data: Any, step: int) -> dic
     return {key: value for key, value in found.items() if not key.startswith("perf/") and key != "tokens"}
 
 
-_benches: dict[tuple[int, int], StreamBench] = {}
+# FSDP2, computed in bfloat16, and with activations that are kept.
+_FORMS: dict[str, dict[str, Any]] = {
+    "": {},
+    "bf16": {"param_dtype": "bf16"},
+    "kept": {"gradient_checkpointing": False},
+}
+_benches: dict[tuple[int, int, str], StreamBench] = {}
 
 
-def _bench(world: World, folder: Path, fsdp_size: int) -> StreamBench:
-    if (world.size, fsdp_size) not in _benches:
-        _benches[world.size, fsdp_size] = StreamBench(world, folder, fsdp_size)
-    return _benches[world.size, fsdp_size]
+def _bench(world: World, folder: Path, fsdp_size: int, form: str = "") -> StreamBench:
+    kind = (world.size, fsdp_size, form)
+    if kind not in _benches:
+        _benches[kind] = StreamBench(world, folder, fsdp_size, **_FORMS[form])
+    return _benches[kind]
 
 
 def compared(
-    world: World, folder: Path, fsdp_size: int, stock: dict[str, Arm], ours: dict[str, tuple[Arm, Plan]], zeros: Any
+    world: World,
+    folder: Path,
+    fsdp_size: int,
+    stock: dict[str, Arm],
+    ours: dict[str, tuple[Arm, Plan]],
+    zeros: Any,
+    form: str = "",
 ) -> dict[str, dict[str, float]]:
     """How streamed arms, and verl's own with another split, differ from that named "stock", by name."""
     import torch
 
-    bench, ran = _bench(world, folder, fsdp_size), {}
+    bench, ran = _bench(world, folder, fsdp_size, form), {}
     for name, arm in stock.items():
         torch.manual_seed(0)
         ran[name] = lean_engines.run(bench, arm, zeros)

@@ -37,10 +37,12 @@ def test_a_copy_is_whole_and_its_own(value):
     config = OmegaConf.create({"part": {"size": "${other}", "value": value}, "other": 3}, flags=flags)
     OmegaConf.set_struct(config, True)
     found = copied(config)
-    assert found == config and found.part.value is value
+    assert found == config
+    assert found.part.value is value
     found.other = 4
     assert (found.part.size, config.part.size) == (4, 3)
-    assert OmegaConf.is_struct(found) and OmegaConf.is_interpolation(found.part, "size")
+    assert OmegaConf.is_struct(found)
+    assert OmegaConf.is_interpolation(found.part, "size")
 
 
 def test_what_is_required_must_be_there():
