@@ -219,7 +219,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
     """Yield the settings that keep this configuration from leaving out of an update the work that its switches name."""
     engine = get(f"{ACTOR}.strategy")
     for switch in switched_on(get):
-        yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{switch}=true needs fuse")})
+        yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{switch}=true needs trainer.v1.trainer_mode=fuse")})
         if engine not in _OFF_IN:
             yield Refusal(f"{ACTOR}.strategy", engine, f"{switch}=true needs {', '.join(_OFF_IN)}")
         off = _OFF | _OFF_IN.get(engine, {}) | _OFF_FOR[switch] | _OFF_FOR_IN.get(engine, {}).get(switch, {})
@@ -272,7 +272,7 @@ def critic_shares(get: Get) -> bool:
 
 def _balanced(get: Get) -> Iterator[Refusal]:
     on = f"{BALANCE}=true"
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
     blocks = [(ACTOR, f"{ACTOR}.fsdp_config", MODEL)]
     blocks += [(CRITIC, f"{CRITIC}.fsdp", f"{CRITIC}.model")] if has_critic(get) else []
     for block, fsdp, model in blocks:
@@ -291,7 +291,7 @@ def _balanced(get: Get) -> Iterator[Refusal]:
 
 def _response_logits(get: Get) -> Iterator[Refusal]:
     on = f"{RESPONSES}=true"
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
     yield from _models_of_transformers(get, on)
     off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_RESPONSES.items()}
     yield from required_if_set(get, off)
@@ -308,7 +308,7 @@ def _models_of_transformers(get: Get, on: str) -> Iterator[Refusal]:
 
 def _shared_prompts(get: Get) -> Iterator[Refusal]:
     on = f"{SHARE}=true"
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
     yield from _models_of_transformers(get, on)
     off = _OFF_WITH_SHARED | _off_in_role(ACTOR)
     if has_reference(get) and not has_adapters(get):
@@ -351,7 +351,7 @@ def _own_values(get: Get) -> Iterator[Refusal]:
         yield Refusal(f"{CRITIC}.enable", False, f"{on} needs true or null: there is no critic")
     if engine not in _OFF_WITH_VALUES_IN:
         yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {', '.join(_OFF_WITH_VALUES_IN)}")
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
     passes = _off_in_model(f"{CRITIC}.model") | _OFF_WITH_VALUES_IN.get(engine, {})
     yield from off_beside(get, on, passes)
     off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}

@@ -206,19 +206,19 @@ def _show(
         say(f"with {' '.join(f'fuse.{key}={written(value)}' for key, value in keys.items())}")
     for switch, takes in report["takes"].items():
         say(f"{switch} takes {takes}")
-    alike: dict[tuple[str, ...], list[str]] = {}
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for switch, reasons in report["off"].items():
-        key = (*reasons, switch) if switch in report["unlock"] else tuple(reasons)
-        alike.setdefault(key, []).append(switch)
-    for switches in alike.values():
-        switch, off = switches[0], f"without {', '.join(switches)}:"
-        head, *rest = report["off"][switch]
-        for line in [off, *(f"  - {reason}" for reason in (head, *rest))] if rest else [f"{off} {head}"]:
+        # What differs in the name of the switch alone is said once.
+        plain = tuple(reason.replace(f"fuse.{switch}=true needs", "needs") for reason in reasons)
+        alike.setdefault((plain, tuple(report["unlock"].get(switch, ()))), []).append(switch)
+    for (reasons, overrides), switches in alike.items():
+        off = f"without {', '.join(switches)}:"
+        for line in [off, *(f"  - {reason}" for reason in reasons)] if len(reasons) > 1 else [f"{off} {reasons[0]}"]:
             say(line)
-        if overrides := report["unlock"].get(switch):
+        if overrides:
             others = [key_of(override) for override in overrides if _trains_otherwise(key_of(override))]
             marked = f" (other training: {', '.join(others)})" if others else ""
-            say(f"  with {' '.join(overrides)} it is on{marked}")
+            say(f"  with {' '.join(overrides)} {'it is' if len(switches) == 1 else 'each can be'} on{marked}")
     if report["paste"]:
         typer.echo(f"Paste: {' '.join(report['paste'])}")
         typer.echo(f"For verl-fuse compare, both runs also need: '{logger}'")

@@ -184,6 +184,17 @@ def test_an_asynchronous_run_is_not_made_synchronous_but_told_how(found):
     assert found("--", *COMMON, "trainer.v1.trainer_mode=sync")["on"] == ON
 
 
+def test_one_reason_against_several_features_is_said_once(found, said):
+    arguments = ("--", *COMMON, "trainer.v1.trainer_mode=colocate_async")
+    report = found(*arguments)
+    alike = [name for name, why in report["off"].items() if "needs trainer.v1.trainer_mode=fuse" in why[0]]
+    unlocked = [name for name in alike if report["unlock"].get(name)]
+    out = " ".join(said(*arguments)[1].split())
+    assert len(alike) > len(unlocked) > 3
+    assert f"without {', '.join(unlocked)}: trainer.v1.trainer_mode='colocate_async': needs trainer" in out
+    assert "with trainer.v1.trainer_mode=fuse each can be on (other training" in out
+
+
 def test_keys_of_fuse_that_the_run_has_win_and_are_not_pasted_again(found):
     report = found("--", *COMMON, "+fuse=default", "fuse.elastic.enabled=false")
     assert report["on"] == [switch for switch in ON if switch != "elastic.enabled"]
@@ -204,7 +215,7 @@ def test_the_text_names_all_of_it_and_marks_another_training(said):
     assert "takes host memory: on each node 4 replicas keep copies of actor and reference, 4 bytes a" in out
     assert "without pipeline.enabled, update.skip_values: there is no critic without speculation" in out
     assert f"with {ACTOR}.use_kl_loss=false it is on (other training: {ACTOR}.use_kl_loss)" in out
-    assert "with actor_rollout_ref.model.use_liger=false it is on Paste" in out, "other kernels are no other training"
+    assert "with actor_rollout_ref.model.use_liger=false each can be on Paste" in out, "other kernels are no other training"
     assert out.endswith(
         f"Paste: {' '.join(PASTE)} For verl-fuse compare, both runs also need: 'trainer.logger=[console,wandb,file]' "
         "and in the environment: VERL_FILE_LOGGER_PATH=RUN_DIR/metrics.jsonl, after mkdir -p RUN_DIR, "
