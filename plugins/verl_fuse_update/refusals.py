@@ -219,7 +219,8 @@ def refusals(get: Get) -> Iterator[Refusal]:
     """Yield the settings that keep this configuration from leaving out of an update the work that its switches name."""
     engine = get(f"{ACTOR}.strategy")
     for switch in switched_on(get):
-        yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{switch}=true needs trainer.v1.trainer_mode=fuse")})
+        on = f"{switch}=true"
+        yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
         if engine not in _OFF_IN:
             yield Refusal(f"{ACTOR}.strategy", engine, f"{switch}=true needs {', '.join(_OFF_IN)}")
         off = _OFF | _OFF_IN.get(engine, {}) | _OFF_FOR[switch] | _OFF_FOR_IN.get(engine, {}).get(switch, {})

@@ -8,13 +8,15 @@ Invariants (tests/unit/simulate/test_foreseen.py):
   requests.
 """
 
+import math
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig
@@ -33,36 +35,57 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, getter, has_adapters, on_accelerators
 from verl_fuse.spec.run_config import find_config
-from verl_fuse.spec.timeline import GENERATION
-from verl_fuse.tune.predicted import KEYS, RecordedWork, effect
+from verl_fuse.spec.timeline import GENERATION, UPDATE_CRITIC, VALUES
+from verl_fuse.tune.predicted import KEYS, RecordedWork, effect, model_block, more_at_limits
 from verl_fuse.tune.table import setting_of
 from verl_fuse.tune.trial import Overrides, Trial
 
 # The grid of the profile: sizes of micro-batches, and of a packed one.
 _GRID = ("--batches", "1,4,16", "--lengths", "16,64,256,1024")
 _ENGINES = ("fsdp", "fsdp2")
+# What reading trials and computing with them may raise.
+_FAULTS = (FuseError, OSError, ArithmeticError, LookupError, ValueError, MemoryError)
 
-# Returns the share of the seconds a step with the first overrides that a step with the second ones takes, replayed or
-# not; None where it is not known.
-Ratio = Callable[[Overrides, Overrides, bool], float | None]
+# Flags of a model's that `RecordedRun` knows of the actor alone.
+_FLAGS = ("enable_gradient_checkpointing", "use_remove_padding")
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What is predicted of trials: `ratio` returns the share of the seconds a step with the first overrides that a step
+    with the second ones takes, replayed or not, and `more_at_limits` the bytes by which a rank's activations grow from
+    the base's trial to the longest samples with overrides; None where it is not known. A rank has `memory` bytes."""
+
+    ratio: Callable[[Overrides, Overrides, bool], float | None]
+    more_at_limits: Callable[[Overrides], float | None]
+    memory: float
+
+
+NOTHING = Foreseen(lambda one, other, replayed: None, lambda overrides: None, math.inf)
 
 
 def predictor(
     config: DictConfig, trial: Path, recording: float, limit: float, later: Callable[[], Sequence[tuple[Path, Trial]]]
-) -> Ratio:
+) -> Foreseen:
     """Return what predicts steps from the base's trial, of which each step took `recording` seconds to record its
     rollout. The profile, which may take `limit` seconds, is left beside the trial. `later` returns the trials that were
     measured after it, with their folders."""
     try:
         run, base, table = _measured(config, trial, recording, limit)
-    except FuseError as error:
+    except (FuseError, OSError) as error:
         say(f"nothing is predicted of trials: {error}")
-        return lambda one, other, replayed: None
+        return NOTHING
+    has_critic = any(stage in step.stages for stage in (VALUES, UPDATE_CRITIC) for step in base.steps)
+    faults: list[Exception] = []
 
     @cache
     def as_run(folder: Path, trial: Trial) -> RecordedRun | None:
         """Return the run of a trial; None where its floors are not those of the base, or cannot be read."""
-        if not _settings(trial.overrides) <= KEYS:
+        values = _values(trial.overrides)
+        alone = [
+            name for name in _FLAGS if values.get(f"{MODEL}.{name}") != values.get(f"{model_block(CRITIC)}.{name}")
+        ]
+        if not _settings(trial.overrides) <= KEYS or (has_critic and alone):
             return None
         try:
             return _replay(folder, base) if trial.replayed else read_run(folder)
@@ -71,8 +94,7 @@ def predictor(
 
     @cache
     def saved_by(overrides: Overrides, trials: tuple[tuple[Path, Trial], ...]) -> float | None:
-        changes = {key_of(each): yaml.safe_load(each.partition("=")[2]) for each in overrides}
-        known = {key: value for key, value in changes.items() if key in KEYS}
+        known = _known(overrides)
         found = effect(run, known, cost(trials)) if known else None
         return found.seconds if found else None if known else 0.0
 
@@ -84,7 +106,7 @@ def predictor(
     def saved(overrides: Overrides) -> float | None:
         return saved_by(overrides, tuple(later()))
 
-    def ratio(one: Overrides, other: Overrides, replayed: bool) -> float | None:
+    def predicted(one: Overrides, other: Overrides, replayed: bool) -> float | None:
         if not _settings({*one} ^ {*other}) <= KEYS:
             return None
         before, after = saved(one), saved(other)
@@ -93,7 +115,33 @@ def predictor(
         whole = sum(seconds for stage, seconds in run.stages.items() if not (replayed and stage == GENERATION))
         return (whole - after) / (whole - before) if before < whole else None
 
-    return ratio
+    @cache
+    def more(overrides: Overrides) -> float | None:
+        return more_at_limits(run, _known(overrides), cost(()))
+
+    def guarded(function: Callable[..., float | None]) -> Callable[..., float | None]:
+        """A search must not end because nothing can be predicted."""
+
+        def found(*given: Any) -> float | None:
+            try:
+                return None if faults else function(*given)
+            except _FAULTS as error:
+                faults.append(error)
+                say(f"nothing is predicted of further trials: {type(error).__name__}: {error}")
+                return None
+
+        return found
+
+    return Foreseen(guarded(predicted), guarded(more), table.device.memory / (base.ranks if table.device.is_cpu else 1))
+
+
+def _values(overrides: Collection[str]) -> dict[str, Any]:
+    return {key_of(each): yaml.safe_load(each.partition("=")[2]) for each in overrides}
+
+
+def _known(overrides: Collection[str]) -> dict[str, Any]:
+    """Return the values by key of those that predictions know."""
+    return {key: value for key, value in _values(overrides).items() if key in KEYS}
 
 
 def _settings(overrides: Collection[str]) -> set[str]:

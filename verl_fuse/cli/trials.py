@@ -7,7 +7,7 @@ Invariants (tests/unit/cli/test_trials.py):
 - rollouts are recorded by the first trial and replayed only where all its steps are there; what recording took is in no
   trial's seconds;
 - a trial that was to replay and generated is refused;
-- a folder of trials has one process that makes them;
+- a folder of trials has one process that makes them, and holds one search's trials;
 - no process of a trial is alive afterwards.
 """
 
@@ -48,6 +48,8 @@ TRIAL = (
     "trainer.save_freq=-1",
     "trainer.test_freq=-1",
     "trainer.val_before_train=false",
+    # Until its warm-up is over an actor is not updated.
+    "trainer.critic_warmup=0",
     "trainer.rollout_data_dir=null",
     "trainer.logger=[file]",
     f"{ROLLOUT}.trace.backend=null",
@@ -154,14 +156,20 @@ def forget_rollouts(base: Base, home: Path) -> None:
         shutil.rmtree(folder)
 
 
+def forget_trials(base: Base, home: Path) -> None:
+    """Remove the folders of an earlier search's trials: their timelines and logs would be read as this one's."""
+    for folder in folder_of(base, home).glob("trial-[0-9][0-9]*"):
+        shutil.rmtree(folder)
+
+
 def _rollouts(base: Base, home: Path) -> Path:
     return folder_of(base, home) / "rollouts"
 
 
 def _recorded(base: Base, home: Path) -> set[Path]:
-    """Return the folders of the steps whose rollouts are recorded: verl writes STEP/0/tq_batch.pt, below folders named
-    after the experiment and the project, whose names may have folders of their own."""
-    return {file.parent.parent for file in _rollouts(base, home).rglob("tq_batch.pt")}
+    """Return the folders of the steps whose rollouts are recorded: verl writes STEP/0/meta.json last, below folders
+    named after the experiment and the project, whose names may have folders of their own."""
+    return {file.parent.parent for file in _rollouts(base, home).rglob("0/meta.json")}
 
 
 def recording_seconds(folder: Path) -> float:
@@ -204,13 +212,17 @@ def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
         found = outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
     except FuseError as error:
         return Outcome("refused", reason=str(error))
+    except OSError as error:
+        # Of its folder or log: a full disk is one.
+        return Outcome("crashed", reason=f"{error.filename}: {error.strerror}")
     # Where verl finds no recorded rollout it generates, and records that.
     if asked.replayed and _recorded(base, home) != recorded:
         forget_rollouts(base, home)
         return Outcome(
             "refused", reason=f"{_rollouts(base, home)}: verl found no recorded rollout there, and generated"
         )
-    return _without_recording(found, base, home, asked.steps) if number == 1 else found
+    first = number == 1 and found.kind == "measured"
+    return _without_recording(found, base, home, asked.steps) if first else found
 
 
 def outcome(launch: PlannedRun, limit: float) -> Outcome:

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from verl_fuse import plugins
 from verl_fuse.cli import interrupt, prose, trials
 from verl_fuse.cli.check import PRESET
-from verl_fuse.cli.foreseen import Ratio, predictor
+from verl_fuse.cli.foreseen import NOTHING, Foreseen, predictor
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import PlannedRun, home_from, say
@@ -113,7 +113,8 @@ def tune(
         number = len(search.trials) + 1
         replays = ", replayed" if asked.replayed else ""
         say(f"trial {number}{replays}: {' '.join(asked.overrides) or 'the base'}")
-        found = trials.made(base, home, number, asked)
+        beyond = too_large(predicted(), search.trials, asked.overrides) if asked.overrides else None
+        found = beyond or trials.made(base, home, number, asked)
         say(f"trial {number}: {_result(found)}")
         return found
 
@@ -122,20 +123,24 @@ def tune(
         features = features_of(base, changes) if with_features else ()
         return (*wanted(base.compose(changes), keys or [], allow or []), *features)
 
+    @cache
+    def dependents(changes: Overrides):
+        return wanted(base.compose(changes), [], allow or [])
+
     def later() -> list[tuple[Path, Trial]]:
         made = enumerate(search.trials[1:], start=2)
         return [(folder / f"trial-{number:02d}", trial) for number, trial in made if trial.measured]
 
     @cache
-    def predicted() -> Ratio:
+    def predicted() -> Foreseen:
         if not any(each.setting.key in KEYS for each in candidates(())):
-            return lambda one, other, replayed: None
+            return NOTHING
         left, spent = 60 * budget - (time.monotonic() - begun), trials.spent_recording(base, home, steps)
         # A trial, and the base beside it, come first.
         limit = min(PART * left, left - 3 * search.trials[0].took)
         if limit < LEAST_PROFILE:
             say("nothing is predicted of trials: --budget has no room for a profile of this machine")
-            return lambda one, other, replayed: None
+            return NOTHING
         return predictor(base.compose(()), folder / "trial-01", sum(spent) / len(spent), limit, later)
 
     with trials.alone(base, home):
@@ -148,9 +153,11 @@ def tune(
             steps=steps,
             budget=60 * budget,
             replays=lambda: trials.has_recorded(base, home, steps),
-            ratio=lambda one, other, replayed: predicted()(one, other, replayed),
+            dependents=dependents,
+            ratio=lambda one, other, replayed: predicted().ratio(one, other, replayed),
         )
         trials.forget_rollouts(base, home)
+        trials.forget_trials(base, home)
         try:
             search.run()
         finally:
@@ -165,10 +172,30 @@ def tune(
     if len(search.trials) == 1 and not search.interrupted:
         took = search.trials[0].took / 60
         say(f"--budget {budget:g} has no room for a second trial: the base's took {took:.1f} minutes")
+    if KEYS & set(map(key_of, found.overrides)) and not _knows_memory(predicted(), search.trials):
+        say("whether memory lasts at the longest prompts and responses is not known: keep perf/max_memory_* in view")
     if as_json:
         print_json(as_dict(found, search.trials, minutes))
     else:
         _show(found, search.trials, minutes)
+
+
+def too_large(known: Foreseen, made: Sequence[Trial], overrides: Overrides) -> Outcome | None:
+    """Return the outcome of a trial whose memory would not last at the longest prompts and responses, however short its
+    own are; None where it would, where nothing is known, or where the base itself would need as much."""
+    if not _knows_memory(known, made):
+        return None
+    peak, more, of_base = made[0].outcome.peak_bytes or 0, known.more_at_limits(overrides), known.more_at_limits(())
+    if more is None or peak + more <= max(known.memory, peak + (of_base or 0.0)):
+        return None
+    needs, has = (f"{size / 2**30:.1f}" for size in (peak + more, known.memory))
+    why = f"a rank would need {needs} GiB at the longest prompts and responses, and has {has}"
+    return Outcome("out_of_memory", reason=f"predicted, not tried: {why}")
+
+
+def _knows_memory(known: Foreseen, made: Sequence[Trial]) -> bool:
+    """Tell whether memory at the longest prompts and responses can be told from what the base's trial needed."""
+    return made[0].outcome.peak_bytes is not None and known.more_at_limits(()) is not None
 
 
 def _base(name: str, overrides: list[str]) -> Base:

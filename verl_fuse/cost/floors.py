@@ -5,8 +5,8 @@ Invariants (tests/unit/cost/test_floors.py):
 - runs whose stages were made from known floors give the same floors back;
 - no floor is negative.
 Relative errors count alike, so that short and long steps do. Runs in which all passes have as many micro-batches tell
-the seconds of a call and of a micro-batch only together, and those of an update and of a backward pass likewise: a call
-and an update are then taken to need what is assumed of a call (calibration.py).
+the seconds of a call and of a micro-batch only together, and those of an update and of a backward pass likewise: what
+is assumed of each (calibration.py) then tells them apart.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
-from verl_fuse.cost.calibration import CPU_CALL, GRAPHS, EngineFloors
+from verl_fuse.cost.calibration import CPU_FLOORS, GRAPHS, EngineFloors
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep
@@ -48,7 +48,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         [step.stages[GENERATION] for _, step in generating],
         [generation_seconds(step, actor, bare, run.tp, run.most) for run, step in generating],
     )
-    backward = 0.0
+    backward, assumed = 0.0, CPU_FLOORS if cost.cluster.device.is_cpu else GRAPHS
     inferring = [(run, step, stage) for run, step in steps for stage in INFERENCE_STAGES if stage in step.stages]
     training = [(run, step, stage) for run, step in steps for stage in TRAIN_STAGES if stage in step.stages]
     if inferring:
@@ -56,8 +56,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         taken = [step.stages[stage] for _, step, stage in inferring]
         explained = [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring]
         if _alike(counts):
-            assumed = CPU_CALL if cost.cluster.device.is_cpu else GRAPHS.call
-            call, microbatch = _apart(1, fmean(counts), taken, explained, assumed)
+            call, microbatch = _apart(1, fmean(counts), taken, explained, assumed.call, assumed.microbatch)
         else:
             call, microbatch = _fit([(1.0, count) for count in counts], taken, explained)
         known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, call=call, microbatch=microbatch))
@@ -66,7 +65,9 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         taken = [step.stages[stage] for _, step, stage in training]
         explained = [stage_seconds(run, step, stage, actor, known) for run, step, stage in training]
         if _alike(counts) and len(set(updates)) == 1:
-            update, backward = _apart(updates[0], fmean(counts), taken, explained, GRAPHS.call)
+            # Of an accelerator's as much is assumed as of a call.
+            of_update = assumed.update or assumed.call
+            update, backward = _apart(updates[0], fmean(counts), taken, explained, of_update, assumed.backward)
         elif max(counts, default=0) > 1:
             rows = [(each, each * count) for each, count in zip(updates, counts, strict=True)]
             update, backward = _fit(rows, taken, explained)
@@ -89,16 +90,20 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
 def _alike(counts: Sequence[int]) -> bool:
     """Tell whether calls have nearly as many micro-batches, and several, so that what these take cannot be told from
     what a call takes."""
-    return min(counts, default=0) > 1 and max(counts) <= 1.1 * min(counts)
+    return min(counts, default=0) > 1 and max(counts) <= 2 * min(counts)
 
 
 def _apart(
-    times: int, parts: float, seconds: Sequence[float], explained: Sequence[float], assumed: float
+    times: int, parts: float, seconds: Sequence[float], explained: Sequence[float], call: float, part: float
 ) -> tuple[float, float]:
     """Return the seconds of what is done so many `times` in each of these, and those of each of its equal `parts`:
-    what is `assumed` of the first, where there is as much to explain, and the rest."""
+    both as many times what is assumed of them (`call` and `part`); where no seconds are assumed of a part, those of a
+    call, where there is as much to explain, and the rest."""
+    if part:
+        (factor,) = _fit([(times * (call + parts * part),)] * len(seconds), seconds, explained)
+        return factor * call, factor * part
     least = min(all_ - model for all_, model in zip(seconds, explained, strict=True)) / times
-    whole = min(assumed, max(least, 0.0))
+    whole = min(call, max(least, 0.0))
     (each,) = _fit([(times * parts,)] * len(seconds), seconds, [times * whole + model for model in explained])
     return whole, each
 
@@ -156,11 +161,11 @@ def generation_seconds(step: RecordedStep, actor: Model, cost: CostModel, tp: in
     for here in _by_replica(step):
         prompts, passes = np.array(step.prompts)[here], step.passes[here]
         starts = _starts(passes, most)
-        ticks = np.arange(1, (starts + passes).max())
-        since = ticks[:, None] - starts[None, :]
-        running = (since > 0) & (since < passes[None, :])
-        context = (running * (prompts[None, :] + step.tokens_per_pass * since)).sum(axis=1).astype(float)
-        sequences = running.sum(axis=1).astype(float)
+        sequences = _running(starts, passes, np.ones(len(passes)))
+        ticks = np.arange(1, len(sequences) + 1)
+        # A request that runs since its start has so many tokens more.
+        before = _running(starts, passes, prompts - step.tokens_per_pass * starts)
+        context = before + step.tokens_per_pass * ticks * sequences
         if step.drafted:
             decoding = cost.verify(actor, layout, sequences, step.drafted, context)
         else:
@@ -180,6 +185,15 @@ def _starts(passes: Ints, most: int | None) -> Ints:
         return np.zeros_like(passes)
     free = [0] * most
     return np.array([heapq.heapreplace(free, free[0] + int(taken)) for taken in passes])
+
+
+def _running(starts: Ints, passes: Ints, values: np.ndarray) -> np.ndarray:
+    """Return for each pass after the first the sum of the values of the requests that decode in it."""
+    ends = starts + passes
+    changes = np.zeros(int(ends.max()) + 1)
+    np.add.at(changes, starts + 1, values)
+    np.add.at(changes, ends, -values)
+    return np.cumsum(changes)[1:-1]
 
 
 def _generation_row(run: RecordedRun, step: RecordedStep) -> tuple[float, float]:

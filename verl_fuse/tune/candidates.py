@@ -27,6 +27,7 @@ from verl_fuse.spec.composed import (
     on_accelerators,
 )
 from verl_fuse.tune.outside import outside
+from verl_fuse.tune.rules import BUDGET
 from verl_fuse.tune.setting import Rule, Setting, Value
 from verl_fuse.tune.table import BY_KEY, TABLE
 
@@ -68,6 +69,14 @@ def candidates(config: Config, *, experts: bool = False) -> tuple[Candidate, ...
     config = _composed(config)
     get = getter(config)
     return tuple(_candidate(config, get, setting) for setting in TABLE if _idle(config, setting, experts) is None)
+
+
+def too_small(candidate: Candidate) -> int | None:
+    """Return the least that a budget of tokens needs, the longest sequence, where its value is below that."""
+    if candidate.setting.values is not BUDGET or not isinstance(candidate.current, int) or not candidate.values:
+        return None
+    least = candidate.values[0]
+    return least if isinstance(least, int) and candidate.current < least else None
 
 
 def not_tried(key: str, config: Config, *, experts: bool = False) -> str | None:

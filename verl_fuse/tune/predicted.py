@@ -15,7 +15,7 @@ Invariants (tests/unit/tune/test_predicted.py):
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -228,14 +228,36 @@ def _predicted(
         count = work.micro_batches
         return cost.train(model, layout, mesh, work.batch, work.updates, count, recompute=work.recompute)
 
-    def activations(work: _Work) -> float:
-        part = work.batch.split(layout.dp * work.calls)
-        kind = "train" if trains else "infer"
-        return cost.memory(model, kind, layout, microbatch=part, recompute=work.recompute).activations
-
     ratio = sum(seconds(other) for _, other in pairs) / sum(seconds(one) for one, _ in pairs)
-    more = max(activations(other) - activations(one) for one, other in pairs)
+    more = max(_activations(run, cost, stage, other) - _activations(run, cost, stage, one) for one, other in pairs)
     return run.stages[stage] * (1 - ratio), more
+
+
+def _activations(run: RecordedWork, cost: CostModel, stage: str, work: _Work) -> float:
+    """Return the bytes of a micro-batch's activations on a rank."""
+    role, kind = MICRO_BATCHES[stage].role, "train" if stage in TRAIN_STAGES else "infer"
+    layout = _layout(run.get, role)
+    part = work.batch.split(layout.dp * work.calls)
+    return cost.memory(run.models(role), kind, layout, microbatch=part, recompute=work.recompute).activations
+
+
+def more_at_limits(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel) -> float | None:
+    """Return the bytes by which a rank's activations grow from the recorded run's samples, on average over a stage's
+    micro-batches, to samples of the longest prompts and responses computed with these changes; None where it is not
+    known."""
+    limits = [run.get(f"data.max_{part}_length") for part in ("prompt", "response")]
+    if not all(isinstance(limit, int) for limit in limits):
+        return None
+    step, samples = run.steps[0], len(run.steps[0].responses)
+    longest = replace(step, prompts=(limits[0],) * samples, responses=(limits[1],) * samples)
+    before = _works(run, run.get)
+    with run.changed(changes) as changed:
+        after = _works(replace(run, steps=(longest,)), changed)
+
+    def most(works: Mapping[str, Sequence[_Work]]) -> float:
+        return max(_activations(run, cost, stage, work) for stage in works for work in works[stage])
+
+    return most(after) - most(before) if before and after else None
 
 
 def _layout(get: Get, role: str) -> Layout:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from verl_fuse.spec.block import key_of
-from verl_fuse.tune.candidates import Candidate
+from verl_fuse.tune.candidates import Candidate, too_small
 from verl_fuse.tune.order import BETTER, WORSE, Change, changes, guesses
 from verl_fuse.tune.pairs import KEPT, between, fastest, gains, paired, sure
 from verl_fuse.tune.table import on_trained_side
@@ -43,7 +43,8 @@ class Request:
 
 
 class Search:
-    """`candidates` returns what may be tried beside overrides of the base, `trial` makes one; `replays` tells after the
+    """`candidates` returns what may be tried beside overrides of the base, `dependents` what may have to
+    follow them (default: the same), `trial` makes a trial; `replays` tells after the
     first one whether its rollouts can be replayed, and is asked again before each change. `ratio` predicts after the
     first one the seconds a step with its second overrides as a share of those with its first, replayed or not (None:
     not known). `budget` and `clock` are in seconds."""
@@ -55,11 +56,13 @@ class Search:
         *,
         steps: int,
         budget: float,
+        dependents: Callable[[Overrides], Sequence[Candidate]] | None = None,
         replays: Callable[[], bool] = lambda: False,
         ratio: Callable[[Overrides, Overrides, bool], float | None] = lambda one, other, replayed: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._candidates, self._trial, self._steps, self._clock = candidates, trial, steps, clock
+        self._dependents = dependents or candidates
         self._end, self._can_replay, self._replays, self._ratio = clock() + budget, replays, False, ratio
         self._attempts: Counter[str] = Counter()
         self._asked: set[frozenset[tuple[str, str]]] = set()
@@ -197,13 +200,15 @@ class Search:
 
     def _changed(self, change: Change) -> Overrides:
         """Return the overrides of the best so far with a change, and with a value of each key that it brings into play
-        and whose own value cannot stay."""
+        and whose own value cannot stay, and of each budget that no longer holds the longest sequence."""
         best = self._kept[-1]
-        known, overrides = {each.setting.key for each in self._candidates(best)}, _beside(best, change)
-        for each in self._candidates(overrides):
+        known, overrides = {each.setting.key for each in self._dependents(best)}, _beside(best, change)
+        for each in self._dependents(overrides):
             new = each.setting.key not in known and any(key in each.setting.needs for key in change.keys)
             if new and each.current not in each.values:
                 overrides = merged(overrides, each.overrides(guesses(each)[0][0]))
+            elif least := too_small(each):
+                overrides = merged(overrides, each.overrides(least))
         return overrides
 
     def _stands(self, change: Change) -> bool:

@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import nearest, written
 from verl_fuse.spec.composed import getter, is_legacy
-from verl_fuse.tune.candidates import Candidate, candidates, not_tried
-from verl_fuse.tune.rules import BUDGET
+from verl_fuse.tune.candidates import Candidate, candidates, not_tried, too_small
 from verl_fuse.tune.setting import FEATURES, Setting
 from verl_fuse.tune.table import BY_KEY, setting_of
 
@@ -56,9 +55,7 @@ def _problems(config: DictConfig, keys: Collection[str], allow: Collection[str])
         reason = "an asynchronous step is not one after the other"
         yield f"trainer.v1.trainer_mode={written(mode)}: needs fuse or sync: {reason}"
     for each in candidates(config):
-        # The first of the values is the longest sequence.
-        least = each.values[0] if each.setting.values is BUDGET else None
-        if isinstance(least, int) and isinstance(each.current, int) and each.current < least:
+        if least := too_small(each):
             longest = (
                 "a prompt and a response may have so many tokens, and verl ends at one that the budget does not hold"
             )

@@ -215,7 +215,8 @@ def test_the_text_names_all_of_it_and_marks_another_training(said):
     assert "takes host memory: on each node 4 replicas keep copies of actor and reference, 4 bytes a" in out
     assert "without pipeline.enabled, update.skip_values: there is no critic without speculation" in out
     assert f"with {ACTOR}.use_kl_loss=false it is on (other training: {ACTOR}.use_kl_loss)" in out
-    assert "with actor_rollout_ref.model.use_liger=false each can be on Paste" in out, "other kernels are no other training"
+    kernels = "with actor_rollout_ref.model.use_liger=false each can be on Paste"
+    assert kernels in out, "other kernels are no other training"
     assert out.endswith(
         f"Paste: {' '.join(PASTE)} For verl-fuse compare, both runs also need: 'trainer.logger=[console,wandb,file]' "
         "and in the environment: VERL_FILE_LOGGER_PATH=RUN_DIR/metrics.jsonl, after mkdir -p RUN_DIR, "
