@@ -13,7 +13,7 @@ import pytest
 from verl_fuse.cli import child, trials
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import METRICS_PATH_VARIABLE, PlannedRun
-from verl_fuse.cli.trials import forget_rollouts, has_recorded, made, make_task, outcome, planned
+from verl_fuse.cli.trials import forget_rollouts, forget_trials, has_recorded, made, make_task, outcome, planned
 from verl_fuse.cli.tuned import base_of_recipe
 from verl_fuse.errors import FuseError
 from verl_fuse.tune.search import Request
@@ -174,6 +174,7 @@ def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(home
         "actor_rollout_ref.rollout.trace.backend=mlflow",
         "global_profiler.steps=[1]",
         "ray_kwargs.timeline_json_file=/mine/ray.json",
+        "trainer.critic_warmup=20",
     )
     base = base_of_recipe(find_recipe("dapo-cpu"), (*given, "data.seed=7"))
     launch = planned(base, home, 3, asked("data.seed=8", steps=4))
@@ -185,6 +186,7 @@ def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(home
     assert launch.config.actor_rollout_ref.rollout.trace.backend is None
     assert (launch.config.global_profiler.steps, launch.config.ray_kwargs.timeline_json_file) == (None, None)
     assert launch.config.data.seed == 8
+    assert trainer.critic_warmup == 0, "the actor is updated in every step"
     assert not launch.config.skip.rollout_tq.enable
     assert list(home.iterdir()) == []
 
@@ -211,6 +213,9 @@ def test_rollouts_are_replayed_only_where_all_steps_were_recorded_in_this_search
         folder = home / f"grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/{step}/0"
         folder.mkdir(parents=True)
         (folder / "tq_batch.pt").touch()
+        # verl may have ended before it had written all.
+        assert not has_recorded(base, home, 2)
+        (folder / "meta.json").touch()
     assert has_recorded(base, home, 2)
     forget_rollouts(base, home)
     assert not has_recorded(base, home, 2)
@@ -240,6 +245,37 @@ def test_what_recording_took_is_in_no_seconds_of_the_first_trial(home, monkeypat
     assert made(base, home, 1, asked(steps=2)).seconds == (1.25, 3.0)
     # Another live trial records nothing.
     assert made(base, home, 2, asked(steps=2)).seconds == (2.0, 3.0)
+
+
+def test_a_base_that_ends_while_it_records_is_a_failure(home, monkeypatch):
+    def outcome(launch: PlannedRun, limit: float) -> Outcome:
+        folder = home / "grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/2/0"
+        folder.mkdir(parents=True)
+        (folder / "tq_batch.pt").touch()
+        return Outcome("out_of_memory", reason="so")
+
+    monkeypatch.setattr(trials, "outcome", outcome)
+    assert made(base_of_recipe(find_recipe("grpo-cpu"), ()), home, 1, asked(steps=2)).kind == "out_of_memory"
+
+
+def test_a_trial_whose_disk_is_full_is_a_failure(home, monkeypatch):
+    def outcome(launch: PlannedRun, limit: float) -> Outcome:
+        raise OSError(28, "No space left on device", str(launch.log))
+
+    monkeypatch.setattr(trials, "outcome", outcome)
+    found = made(base_of_recipe(find_recipe("grpo-cpu"), ()), home, 2, asked())
+    assert found == Outcome("crashed", reason=f"{home}/grpo-cpu-tune/trial-02/run.log: No space left on device")
+
+
+def test_trials_of_an_earlier_search_are_removed_and_nothing_else(home):
+    base = base_of_recipe(find_recipe("grpo-cpu"), ())
+    folder = home / "grpo-cpu-tune"
+    forget_trials(base, home)
+    for name in ("trial-01/timeline", "trial-12", "trial-of-mine"):
+        (folder / name).mkdir(parents=True)
+    (folder / "profile.json").touch()
+    forget_trials(base, home)
+    assert sorted(path.name for path in folder.iterdir()) == ["profile.json", "trial-of-mine"]
 
 
 def test_a_replay_that_finds_no_rollout_and_generates_is_refused(home, monkeypatch):

@@ -5,15 +5,17 @@ import itertools
 import json
 import os
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from verl_fuse.cli import trials, tune
+from verl_fuse.cli.foreseen import NOTHING, Foreseen
 from verl_fuse.cli.main import main
 from verl_fuse.tune.search import Search
-from verl_fuse.tune.trial import Outcome
+from verl_fuse.tune.trial import Outcome, Trial
 
 pytest.importorskip("hydra")
 
@@ -237,6 +239,24 @@ def test_with_features_is_refused_where_the_preset_chooses_none(tuned):
     code, _, err = tuned(never, SEQS, "--with-features", "--", *OWN[1:], *one, *alone, name="--keys")
     assert code == 2
     assert "--with-features: fuse.preset=fast switches nothing on in this run: verl-fuse check says why" in err
+
+
+@pytest.mark.parametrize(("memory", "refused"), [(4 * 2**30, False), (4 * 2**30 - 1, True)])
+def test_what_would_not_fit_at_the_longest_samples_is_not_tried(memory: int, refused: bool):
+    """The base's trial took 1 GiB; at the longest samples the base needs 2 more, and the change 3."""
+    base = Trial((), replace(FAST, peak_bytes=2**30), 1.0)
+    known = Foreseen(lambda *_: None, lambda overrides: (3.0 if overrides else 2.0) * 2**30, memory)
+    found = tune.too_large(known, [base], (f"{SIZE}=4",))
+    assert (found is not None) == refused
+    if found:
+        why = "a rank would need 4.0 GiB at the longest prompts and responses, and has 4.0"
+        assert found == Outcome("out_of_memory", reason=f"predicted, not tried: {why}")
+    # What the base needs anyway is the base's affair, and what is not known is tried.
+    assert (
+        tune.too_large(replace(known, more_at_limits=lambda overrides: 2.0 * 2**30, memory=1.0), [base], ("x",)) is None
+    )
+    assert tune.too_large(known, [replace(base, outcome=SLOW)], (f"{SIZE}=4",)) is None
+    assert tune.too_large(NOTHING, [base], (f"{SIZE}=4",)) is None
 
 
 def test_json_is_one_object_on_stdout(tuned, documented_keys):

@@ -53,7 +53,7 @@ def config_of(trial: Path, *changes: str, model: dict | None = None) -> DictConf
 
 def test_micro_batches_and_requests_are_predicted_and_other_settings_are_not(trial: Path, capsys):
     config = config_of(trial)
-    ratio = predictor(config, trial, 0.0, 60.0, list)
+    ratio = predictor(config, trial, 0.0, 60.0, list).ratio
     assert capsys.readouterr().err == ""
     assert (trial.parent / "profile.json").is_file()
     larger, most, both = (f"{SIZE}=16",), (f"{SEQS}=32",), (f"{SIZE}=16", f"{SEQS}=32")
@@ -95,7 +95,7 @@ def test_a_measured_trial_corrects_what_is_predicted_of_others(trial: Path):
     the model's seconds are few."""
     write_run(trial, steps=3, replicas=2, requests=64, stage=20.0)
     later: list[tuple[Path, Trial]] = []
-    ratio = predictor(config_of(trial, *sized(1)), trial, 0.0, 60.0, lambda: later)
+    ratio = predictor(config_of(trial, *sized(1)), trial, 0.0, 60.0, lambda: later).ratio
     seconds = {size: 4 + 32 / size * 0.5 for size in (4, 8)}
 
     def errors() -> list[float]:
@@ -109,6 +109,19 @@ def test_a_measured_trial_corrects_what_is_predicted_of_others(trial: Path):
     later.append((trial.parent / "nowhere", later[0][1]))
     later.append((trial.parent / "trial-02", replace(later[0][1], overrides=(f"{ACTOR}.use_torch_compile=false",))))
     assert ratio((), sized(8), True) == known
+
+
+def test_a_search_goes_on_where_predicting_fails_and_says_so_once(trial: Path, monkeypatch, capsys):
+    found = predictor(config_of(trial), trial, 0.0, 60.0, list)
+    assert found.more_at_limits((f"{SIZE}=16",)) > found.more_at_limits(())
+
+    def fails(*given: object) -> None:
+        raise MemoryError("so")
+
+    monkeypatch.setattr(foreseen, "effect", fails)
+    assert [found.ratio((), (f"{SIZE}={size}",), False) for size in (2, 4)] == [None, None]
+    assert found.more_at_limits(()) is None
+    assert capsys.readouterr().err.count("nothing is predicted of further trials: MemoryError: so") == 1
 
 
 def test_recording_belongs_to_the_generation_of_each_step(trial: Path):
@@ -135,8 +148,9 @@ def test_recording_belongs_to_the_generation_of_each_step(trial: Path):
     ],
 )
 def test_a_run_of_which_nothing_is_known_is_searched_without(trial: Path, changes, model, limit, why: str, capsys):
-    ratio = predictor(config_of(trial, *changes, model=model), trial, 0.0, limit, list)
+    found = predictor(config_of(trial, *changes, model=model), trial, 0.0, limit, list)
     said = " ".join(capsys.readouterr().err.split())
     assert said.startswith("verl-fuse: nothing is predicted of trials: ")
     assert why in said
-    assert ratio((), (f"{SIZE}=16",), False) is None
+    assert found.ratio((), (f"{SIZE}=16",), False) is None
+    assert found.more_at_limits(()) is None

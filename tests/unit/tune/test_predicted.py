@@ -10,7 +10,7 @@ from verl_fuse.cost.profiled import cost_model
 from verl_fuse.cost.recorded import RecordedStep
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.model_names import model_named
-from verl_fuse.tune.predicted import Effect, RecordedWork, effect
+from verl_fuse.tune.predicted import Effect, RecordedWork, effect, more_at_limits
 
 BUDGET, SIZE, PACKED = (
     f"{ACTOR}.{name}" for name in ("ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz")
@@ -58,6 +58,21 @@ def test_fewer_micro_batches_and_kept_activations_save_seconds_and_take_memory()
         assert (twice.seconds, twice.more_bytes) == (pytest.approx(2 * found.seconds), found.more_bytes)
     smaller = effect(recorded(), {BUDGET: 501}, COST)
     assert smaller.seconds < 0 == smaller.more_bytes
+
+
+def test_memory_at_the_longest_samples_grows_with_rows_and_not_with_budgets():
+    """Samples of 300 tokens were recorded, and may have 501."""
+    padded = recorded({PACKED: False, SIZE: 2, "actor_rollout_ref.model.use_remove_padding": False})
+    as_recorded = more_at_limits(dataclasses.replace(padded, config=padded.config), {}, COST)
+    assert as_recorded is not None
+    assert as_recorded > 0
+    sizes = [more_at_limits(padded, {SIZE: size}, COST) for size in (1, 2, 8)]
+    assert sizes[0] < as_recorded == sizes[1] < sizes[2]
+    # Three rows and a third of 300 tokens are in a budget of 1002, two of 501.
+    assert more_at_limits(recorded(), {}, COST) == pytest.approx(0, abs=0.01 * sizes[2])
+    assert more_at_limits(recorded(), {KEPT: False}, COST) > 0
+    unknown = recorded({f"{ACTOR}.strategy": "megatron"})
+    assert more_at_limits(unknown, {}, COST) is None
 
 
 def test_what_follows_a_key_changes_with_it():

@@ -18,6 +18,7 @@ PACKED, BUDGET, SIZE = (
 )
 ROLLOUT_PACKED, ROLLOUT_BUDGET = f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 SEQS, WORKERS, PADDING = f"{ROLLOUT}.max_num_seqs", "reward.num_workers", "actor_rollout_ref.model.use_remove_padding"
+SHARED = f"{ACTOR}.ulysses_sequence_parallel_size"
 START = 30.0
 PADDED = {PACKED: False, ROLLOUT_PACKED: False, SIZE: 1, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 1}
 
@@ -56,19 +57,29 @@ def search(
     steps: int = 3,
     replays: Callable[[], bool] = lambda: False,
     ratio: Callable[[Overrides, Overrides, bool], float | None] = lambda one, other, replayed: None,
+    dependent: bool = False,
+    allow: tuple[str, ...] = (),
 ) -> tuple[Search, list[Overrides]]:
-    """Return the search from a run with few requests at once, and the overrides of its trials."""
+    """Return the search from a run with few requests at once, and the overrides of its trials. With `dependent` keys
+    that are not asked for follow."""
 
     @cache
-    def candidates(overrides: Overrides):
+    def candidates(overrides: Overrides, keys: tuple[str, ...] = keys):
         config = OmegaConf.create(run({SEQS: 8} | (base or {})))
         for override in overrides:
             key, _, value = override.lstrip("+").partition("=")
             OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
-        return wanted(config, keys, ())
+        return wanted(config, keys, allow)
 
     found = Search(
-        candidates, machine.trial, steps=steps, budget=budget, replays=replays, ratio=ratio, clock=lambda: machine.now
+        candidates,
+        machine.trial,
+        steps=steps,
+        budget=budget,
+        dependents=(lambda overrides: candidates(overrides, ())) if dependent else None,
+        replays=replays,
+        ratio=ratio,
+        clock=lambda: machine.now,
     )
     found.run()
     return found, [trial.overrides for trial in found.trials]
@@ -154,6 +165,19 @@ def test_keys_that_a_change_brings_into_play_get_a_value_that_can_stay_and_are_t
     best = (*together, f"{BUDGET}=4008", f"{ROLLOUT_BUDGET}=16032")
     assert best in made
     assert (*together, f"{BUDGET}=4008", f"{ROLLOUT_BUDGET}=8016") in made
+
+
+def test_budgets_that_are_not_asked_for_hold_the_longest_sequence_all_the_same():
+    """Packing brings the base's own budgets into play, and other ranks may no longer share a sequence."""
+    together = (f"{PACKED}=true", f"{ROLLOUT_PACKED}=true")
+    small = {BUDGET: 256, ROLLOUT_BUDGET: 256}
+    _, made = search(Machine({}), PACKED, base={**PADDED, **small}, dependent=True)
+    assert made[1] == (*together, f"{BUDGET}=8016", f"{ROLLOUT_BUDGET}=16032")
+    # 501 tokens are the longest.
+    small = {BUDGET: 300, ROLLOUT_BUDGET: 501, SHARED: 2}
+    _, made = search(Machine({}), SHARED, base=small, dependent=True, allow=("cuts_mini_batches",))
+    assert (f"{SHARED}=1", f"{BUDGET}=501") in made
+    assert not any(f"{ROLLOUT_BUDGET}" in override for overrides in made for override in overrides)
 
 
 def test_a_key_that_has_gone_out_of_play_is_not_tried():
