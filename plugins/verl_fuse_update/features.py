@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_fuse.feature import Feature, Fits, PresetName
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, has_critic, no_critic
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, has_critic, has_reference, no_critic
+from verl_fuse.spec.micro_batches import MICRO_BATCHES, MicroBatchKeys
 from verl_fuse.spec.timeline import (
     DEFER_CRITIC,
     FUSED_UPDATE,
@@ -47,10 +48,17 @@ def _one_mini_batch(get: Get, block: str) -> bool:
 def _short_prompts(get: Get) -> str | None:
     if (get(f"{ROLLOUT}.n") or 1) == 1:
         return "each prompt has one sample"
+    passes = [OLD_LOG_PROB, UPDATE_ACTOR, *([REF_LOG_PROB] if has_reference(get) else [])]
+    if not has_critic(get) and all(_single_rows(get, MICRO_BATCHES[stage]) for stage in passes):
+        return "micro-batches have one row each"
     prompt, response = get("data.max_prompt_length") or 0, get("data.max_response_length") or 0
     if SHORT * prompt < response:
         return f"prompts have less than an {SHORT}th of the tokens of responses"
     return None
+
+
+def _single_rows(get: Get, keys: MicroBatchKeys) -> bool:
+    return not get(keys.by_tokens) and get(keys.rows) == 1
 
 
 def _streamed_log_probs(get: Get) -> str | None:

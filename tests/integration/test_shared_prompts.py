@@ -172,13 +172,15 @@ def test_a_row_in_another_mini_batch_shows(ranks: Ranks, folder: Path):
 def test_models_that_cannot_are_refused_or_left_as_they_are(ranks: Ranks, folder: Path):
     on, off = "fuse.update.share_prompts=true: not with ", "; false computes each sample's prompt"
     for found in ranks.call(refused_sharing, folder):
-        assert found.pop("left") == ["FSDPEngineWithLMHead"] * 5
+        assert found.pop("left") == ["FSDPEngineWithLMHead"] * 6
+        assert found.pop("replaced").startswith("fuse.update.share_prompts=true: 1 of the model's 2 layers attend by")
         assert found.pop("called").startswith("fuse.update.share_prompts=true: the model was called without a plan")
         run = ": llama, qwen2, qwen3, qwen3_moe, mistral, gemma, gemma2, gemma3_text were run"
         assert found.pop("type").startswith(f"{on}a model of type other (")
         assert found == {
             "code": f"{on}a model of type llama (transformers_modules.own){run}{off}",
             "ahead": f"{on}attention that looks ahead{off}",
+            "rope": f"{on}rope_type=dynamic, by the longest row of a micro-batch{off}",
             "layer": f"{on}use_ulysses_sp=true of its engine and dropout, which samples would share{off}",
             "engine": f"{on}use_ulysses_sp=true of its engine{off}",
             "dropout": f"{on}attention_dropout=0.1{off}",

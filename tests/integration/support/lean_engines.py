@@ -4,6 +4,7 @@ once, on FSDP or Megatron, gloo processes, fixed batches: several steps of each,
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
 
+import copy
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -557,8 +558,10 @@ def refused_sharing(world: World, folder: Path) -> dict[str, Any]:
 
     from verl_fuse.errors import FuseError
     from verl_fuse.host.sharing.engine import share_prompts
+    from verl_fuse.host.update.lean.options import LeanOptions
 
-    engine = _bench(world, folder, "fsdp2").build().engine
+    worker = _bench(world, folder, "fsdp2").build()
+    engine = worker.engine
     config = next(part for part in engine.module.modules() if isinstance(part, PreTrainedModel)).config
     found: dict[str, Any] = {"left": []}
     changes = {
@@ -567,6 +570,7 @@ def refused_sharing(world: World, folder: Path) -> dict[str, Any]:
         "router": ("output_router_logits", True),
         "softcap": ("attn_logit_softcapping", 30.0),
         "ahead": ("use_bidirectional_attention", True),
+        "rope": ("rope_parameters", {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}),
     }
     for name, (key, value) in changes.items():
         with pytest.MonkeyPatch.context() as patch:
@@ -598,6 +602,13 @@ def refused_sharing(world: World, folder: Path) -> dict[str, Any]:
     with pytest.raises(FuseError) as refused:
         engine.module(input_ids=torch.ones(1, 3, dtype=torch.long), use_cache=False)
     found["called"] = str(refused.value)
+    # A layer with a configuration of its own.
+    own = model.model.layers[1].self_attn.config = copy.deepcopy(config)
+    own._attn_implementation = "eager"
+    arm = Arm(packed=True, tokens=60, prompts=True)
+    with pytest.raises(FuseError) as refused:
+        _own(worker, _share(engine, arm, 0, "some"), arm, LeanOptions())
+    found["replaced"] = str(refused.value)
     return found
 
 

@@ -590,6 +590,29 @@ def test_a_preset_leaves_prompts_alone_that_there_is_little_of(samples, prompt, 
     assert feature.idle(getter(composed(**changes))) == reason
 
 
+@pytest.mark.parametrize(
+    ("changes", "alone"),
+    [
+        ({}, True),
+        ({"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 2}, False),
+        ({f"{ACTOR}.use_dynamic_bsz": True}, False),
+        ({f"{ACTOR}.use_kl_loss": True, "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 2}, False),
+        (WITH_CRITIC, False),
+    ],
+)
+def test_a_preset_leaves_prompts_alone_where_each_row_is_computed_by_itself(changes, alone):
+    sizes = (
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    )
+    limits = {"actor_rollout_ref.rollout.n": 8, "data.max_prompt_length": 512, "data.max_response_length": 1024}
+    padded = {f"{ACTOR}.use_dynamic_bsz": False, "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": False}
+    (feature,) = [one for one in FEATURES if one.name == "share_prompts"]
+    get = getter(composed(**limits | padded | dict.fromkeys(sizes, 1) | changes))
+    assert feature.idle(get) == ("micro-batches have one row each" if alone else None)
+
+
 def test_prompts_computed_once_ask_for_what_reads_their_rows():
     asked = PLUGIN.fuse_contracts(config=composed(SHARE))
     targets = {one.target.rpartition(".")[2] for one in asked if isinstance(one, Function | Name)}

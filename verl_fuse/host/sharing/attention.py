@@ -61,6 +61,7 @@ def attention(
         raise FuseError(
             "fuse.update.share_prompts=true: the model was called without a plan of its rows; false ends it"
         )
+    plan.used += 1
     keys, values = _Gathered.apply(key, plan.keys), _Gathered.apply(value, plan.keys)
     if plan.kernel.startswith(FLASH):
         out = _flash_attention_forward(

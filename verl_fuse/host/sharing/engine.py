@@ -8,7 +8,8 @@ Invariants (tests/integration/test_shared_prompts.py):
 - log-probs, entropies, losses, gradients and parameters are verl's, up to rounding;
 - with dynamic batch sizes, rows of a prompt are in one micro-batch, unless they exceed its limit, or this rank has
   fewer prompts than micro-batches;
-- rows with prompts of the same tokens share, whatever uid they have.
+- rows with prompts of the same tokens share, whatever uid they have;
+- a layer that does not attend by the plan, whose rows would see each other, ends the step.
 """
 
 import functools
@@ -40,6 +41,8 @@ KEYS = 4
 # Models of transformers whose attention takes all of a call's arguments, and whose layers are of each token alone
 # otherwise.
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma", "gemma2", "gemma3_text")
+# Positions that depend on the longest row of a call, of which sharing makes another one.
+_RELATIVE = {"dynamic", "longrope"}
 # The module in which verl's engine looks for `prepare_micro_batches`.
 _module: Any = sys.modules[FSDPEngineWithLMHead.__module__]
 _split = _module.prepare_micro_batches
@@ -50,16 +53,17 @@ class SharedPrompts(FSDPEngineWithLMHead):
 
     _kernel: str
     _recomputes: bool
+    _layers: int
     # In the rows since these were last asked for: tokens, those of prompts, and those of prompts that were computed.
     _tokens: tuple[int, int, int]
     # Of the micro-batch that is computed.
     _plan: SharedPlan
     _compact: TensorDict
 
-    def share(self, kernel: str, recomputes: bool) -> None:
-        """Begin, with a model that was built with the attention `kernel`; `recomputes`: its layers keep nothing for the
-        backward pass."""
-        self._kernel, self._recomputes, self._tokens = kernel, recomputes, (0, 0, 0)
+    def share(self, kernel: str, layers: int, recomputes: bool) -> None:
+        """Begin, with a model of so many layers that was built with the attention `kernel`; `recomputes`: they keep
+        nothing for the backward pass."""
+        self._kernel, self._layers, self._recomputes, self._tokens = kernel, layers, recomputes, (0, 0, 0)
 
     def forward_backward_batch(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute a batch as verl does, in micro-batches that keep rows of a prompt together."""
@@ -110,6 +114,11 @@ class SharedPrompts(FSDPEngineWithLMHead):
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
     ) -> dict[str, torch.Tensor]:
         """Return verl's outputs of the computed rows, at each token of the whole ones."""
+        if self._plan.used < self._layers:
+            raise FuseError(
+                f"{SWITCH}=true: {self._plan.used} of the model's {self._layers} layers attend by transformers' registry, "
+                "which something replaced (actor_rollout_ref.model.external_lib?); false computes each sample's prompt"
+            )
         stock: Any = super()
         found = stock.prepare_model_outputs(output, output_args, self._compact, logits_processor_func)
         starts = micro_batch["input_ids"].offsets()
@@ -165,7 +174,8 @@ def share_prompts(engine: Any, strict: bool) -> None:
     config = model.config
     kernel, config._attn_implementation = config._attn_implementation, NAME
     engine.__class__ = type(f"SharedPrompts{type(engine).__name__}", (SharedPrompts, type(engine)), {})
-    engine.share(kernel, model.is_gradient_checkpointing)
+    # With activations that are offloaded verl wraps layers itself, and the model says that it recomputes none.
+    engine.share(kernel, config.num_hidden_layers, bool(engine.model_config.enable_gradient_checkpointing))
 
 
 def _model(engine: Any) -> Any:
@@ -196,6 +206,8 @@ def _unfit(engine: Any) -> Iterator[str]:
         yield "dropout, which samples would share"
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
         yield "attention that looks ahead"
+    if positions := _RELATIVE & _rope_types(config):
+        yield f"rope_type={', '.join(positions)}, by the longest row of a micro-batch"
     if getattr(config, "output_router_logits", False):
         yield "output_router_logits=true, a loss over a micro-batch's tokens"
     if get_device_name() != "cpu" and not kernel.startswith(FLASH):
@@ -203,6 +215,13 @@ def _unfit(engine: Any) -> Iterator[str]:
     softcap = getattr(config, "attn_logit_softcapping", None)
     if softcap and not kernel.startswith(FLASH):
         yield f"attn_logit_softcapping={softcap} and attn_implementation={kernel}: {FLASH}_2 has it"
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Return how a model stretches its positions: all layers alike, or by the type of a layer."""
+    whole = getattr(config, "rope_parameters", None) or {}
+    blocks = [whole, *(block for block in whole.values() if isinstance(block, dict))]
+    return {str(block["rope_type"]) for block in blocks if "rope_type" in block}
 
 
 def _of_transformers(model: PreTrainedModel) -> bool:

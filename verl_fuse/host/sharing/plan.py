@@ -76,6 +76,8 @@ class SharedPlan:
                 compute(row, shared, lengths[row], answers[row], prompt)
         # Computed token -> token of the packed rows, and the other way round.
         self.kept, self.expanded = torch.cat(kept).to(device), expanded.to(device)
+        # Calls of attention that have read it.
+        self.used = 0
         # (first and end of the queries, first and end of their prompt).
         self.segments, self.kernel = segments, kernel
         keys = [torch.cat([torch.arange(p, q), torch.arange(first, end)]) for first, end, p, q in segments]
