@@ -116,8 +116,9 @@ class SharedPrompts(FSDPEngineWithLMHead):
         """Return verl's outputs of the computed rows, at each token of the whole ones."""
         if self._plan.used < self._layers:
             raise FuseError(
-                f"{SWITCH}=true: {self._plan.used} of the model's {self._layers} layers attend by transformers' registry, "
-                "which something replaced (actor_rollout_ref.model.external_lib?); false computes each sample's prompt"
+                f"{SWITCH}=true: {self._plan.used} of the model's {self._layers} layers attend by transformers' "
+                "registry, which something replaced (actor_rollout_ref.model.external_lib?); false computes each "
+                "sample's prompt"
             )
         stock: Any = super()
         found = stock.prepare_model_outputs(output, output_args, self._compact, logits_processor_func)
