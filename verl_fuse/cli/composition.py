@@ -144,7 +144,7 @@ def _composed(source: Source, overrides: Sequence[str], *, with_hydra: bool = Fa
     try:
         file = (source.folder / f"{source.name}.yaml").stat()
         version = (file.st_mtime_ns, file.st_size)
-    except FileNotFoundError:
+    except OSError:
         # Hydra tells what it looked for.
         version = None
     try:
@@ -162,7 +162,7 @@ def _composed(source: Source, overrides: Sequence[str], *, with_hydra: bool = Fa
 @lru_cache(maxsize=64)
 def _by_hydra(folder: Path, name: str, words: tuple[str, ...], with_hydra: bool, version: object) -> bytes:
     """Return what Hydra composes of a version of a file, pickled: Hydra takes a hundred times as long as reading it,
-    and a search composes hundreds of times."""
+    and a search composes hundreds of times. Files of groups are read once a process."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
