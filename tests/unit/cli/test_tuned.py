@@ -174,7 +174,7 @@ def test_trials_begin_after_the_step_of_a_checkpoint_and_only_read_it(home: Path
         assert not trials.has_recorded(base, home, 3)
         dump = home / f"grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/{step}/0"
         dump.mkdir(parents=True)
-        (dump / "tq_batch.pt").touch()
+        (dump / "meta.json").touch()
     assert trials.has_recorded(base, home, 3)
 
 

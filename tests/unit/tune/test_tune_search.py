@@ -18,7 +18,8 @@ PACKED, BUDGET, SIZE = (
 )
 ROLLOUT_PACKED, ROLLOUT_BUDGET = f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 SEQS, WORKERS, PADDING = f"{ROLLOUT}.max_num_seqs", "reward.num_workers", "actor_rollout_ref.model.use_remove_padding"
-SHARED = f"{ACTOR}.ulysses_sequence_parallel_size"
+TWIN = f"{ACTOR}.ulysses_sequence_parallel_size"
+SHARED = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
 START = 30.0
 PADDED = {PACKED: False, ROLLOUT_PACKED: False, SIZE: 1, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 1}
 
@@ -174,9 +175,9 @@ def test_budgets_that_are_not_asked_for_hold_the_longest_sequence_all_the_same()
     _, made = search(Machine({}), PACKED, base={**PADDED, **small}, dependent=True)
     assert made[1] == (*together, f"{BUDGET}=8016", f"{ROLLOUT_BUDGET}=16032")
     # 501 tokens are the longest.
-    small = {BUDGET: 300, ROLLOUT_BUDGET: 501, SHARED: 2}
-    _, made = search(Machine({}), SHARED, base=small, dependent=True, allow=("cuts_mini_batches",))
-    assert (f"{SHARED}=1", f"{BUDGET}=501") in made
+    small = {BUDGET: 300, ROLLOUT_BUDGET: 501, SHARED: 2, TWIN: 2}
+    _, made = search(Machine({}), SHARED, base=small, dependent=True, allow=("cuts_mini_batches", "ends_resume"))
+    assert (f"{SHARED}=1", f"{TWIN}=1", f"{BUDGET}=501") in made
     assert not any(f"{ROLLOUT_BUDGET}" in override for overrides in made for override in overrides)
 
 

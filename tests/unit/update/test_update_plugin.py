@@ -435,7 +435,7 @@ def test_logits_of_responses_go_with_any_loss_and_any_number_of_mini_batches():
 @pytest.mark.parametrize(
     ("key", "value", "needs"),
     [
-        ("trainer.v1.trainer_mode", "sync", "fuse"),
+        ("trainer.v1.trainer_mode", "sync", "trainer.v1.trainer_mode=fuse"),
         (f"{ACTOR}.strategy", "megatron", "fsdp or fsdp2"),
         (f"{ACTOR}.strategy", "veomni", "fsdp or fsdp2"),
         ("trainer.device", "npu", "cuda or cpu"),
