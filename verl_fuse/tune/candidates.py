@@ -73,10 +73,15 @@ def candidates(config: Config, *, experts: bool = False) -> tuple[Candidate, ...
 
 def too_small(candidate: Candidate) -> int | None:
     """Return the least that a budget of tokens needs, the longest sequence, where its value is below that."""
-    if candidate.setting.values is not BUDGET or not isinstance(candidate.current, int) or not candidate.values:
-        return None
-    least = candidate.values[0]
-    return least if isinstance(least, int) and candidate.current < least else None
+    least = candidate.values[0] if candidate.setting.values is BUDGET and candidate.values else None
+    known = isinstance(least, int) and isinstance(candidate.current, int)
+    return least if known and candidate.current < least else None
+
+
+def holds_longest(candidate: Candidate) -> bool:
+    """Tell whether a setting is a budget of tokens that holds the longest sequence."""
+    budget = candidate.setting.values is BUDGET and isinstance(candidate.current, int)
+    return budget and too_small(candidate) is None
 
 
 def not_tried(key: str, config: Config, *, experts: bool = False) -> str | None:

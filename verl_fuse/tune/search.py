@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from verl_fuse.spec.block import key_of
-from verl_fuse.tune.candidates import Candidate, too_small
+from verl_fuse.tune.candidates import Candidate, holds_longest, too_small
 from verl_fuse.tune.order import BETTER, WORSE, Change, changes, guesses
 from verl_fuse.tune.pairs import KEPT, between, fastest, gains, paired, sure
 from verl_fuse.tune.table import on_trained_side
@@ -203,9 +203,12 @@ class Search:
         and whose own value cannot stay, and of each budget that no longer holds the longest sequence."""
         best = self._kept[-1]
         known, overrides = {each.setting.key for each in self._dependents(best)}, _beside(best, change)
+        tried = {each.setting.key for each in self._candidates(overrides)}
         for each in self._dependents(overrides):
             new = each.setting.key not in known and any(key in each.setting.needs for key in change.keys)
-            if new and each.current not in each.values:
+            # A budget above all rows stays unless its values are tried.
+            stays = each.current in each.values or (each.setting.key not in tried and holds_longest(each))
+            if new and not stays:
                 overrides = merged(overrides, each.overrides(guesses(each)[0][0]))
             elif least := too_small(each):
                 overrides = merged(overrides, each.overrides(least))

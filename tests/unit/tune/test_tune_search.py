@@ -174,6 +174,9 @@ def test_budgets_that_are_not_asked_for_hold_the_longest_sequence_all_the_same()
     small = {BUDGET: 256, ROLLOUT_BUDGET: 256}
     _, made = search(Machine({}), PACKED, base={**PADDED, **small}, dependent=True)
     assert made[1] == (*together, f"{BUDGET}=8016", f"{ROLLOUT_BUDGET}=16032")
+    # Those that hold it stay.
+    _, made = search(Machine({}), PACKED, base={**PADDED, BUDGET: 16384, ROLLOUT_BUDGET: 256}, dependent=True)
+    assert made[1] == (*together, f"{ROLLOUT_BUDGET}=16032")
     # 501 tokens are the longest.
     small = {BUDGET: 300, ROLLOUT_BUDGET: 501, SHARED: 2, TWIN: 2}
     _, made = search(Machine({}), SHARED, base=small, dependent=True, allow=("cuts_mini_batches", "ends_resume"))
