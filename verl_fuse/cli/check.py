@@ -213,7 +213,8 @@ def _show(
         alike.setdefault((plain, tuple(report["unlock"].get(switch, ()))), []).append(switch)
     for (reasons, overrides), switches in alike.items():
         off = f"without {', '.join(switches)}:"
-        for line in [off, *(f"  - {reason}" for reason in reasons)] if len(reasons) > 1 else [f"{off} {reasons[0]}"]:
+        head, *rest = reasons
+        for line in [off, *(f"  - {reason}" for reason in (head, *rest))] if rest else [f"{off} {head}"]:
             say(line)
         if overrides:
             others = [key_of(override) for override in overrides if _trains_otherwise(key_of(override))]

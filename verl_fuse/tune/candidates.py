@@ -73,9 +73,10 @@ def candidates(config: Config, *, experts: bool = False) -> tuple[Candidate, ...
 
 def too_small(candidate: Candidate) -> int | None:
     """Return the least that a budget of tokens needs, the longest sequence, where its value is below that."""
-    least = candidate.values[0] if candidate.setting.values is BUDGET and candidate.values else None
-    known = isinstance(least, int) and isinstance(candidate.current, int)
-    return least if known and candidate.current < least else None
+    least, current = next(iter(candidate.values), None), candidate.current
+    if candidate.setting.values is not BUDGET or not isinstance(least, int) or not isinstance(current, int):
+        return None
+    return least if current < least else None
 
 
 def holds_longest(candidate: Candidate) -> bool:
