@@ -5,10 +5,10 @@ real verl and vLLM, FSDP2 on two ranks.
 
 Starts that people run: rows with padding in micro-batches of one; packed rows with a budget of 256 tokens; an engine
 that takes four requests at a time. `ratio` is the search's own, of its finals; `held` is that of the two runs of
-`--steps` steps after it (base over answer), with its 95 % interval over steps. `median_error` is that of predicted
-against measured seconds of all trials of which something was predicted. `best_place` is the place by prediction, among
-the changes that were tried `replayed` or `live`, of the one that turned out the fastest, and their number. With
-`--keep`, searches and runs that are there already are not repeated.
+`--steps` steps after it (base over answer), with its 95 % interval over steps, null where the answer is the base.
+`median_error` is that of predicted against measured seconds of all trials of which something was predicted.
+`best_place` is the place by prediction, among the changes that were tried `replayed` or `live`, of the one that turned
+out the fastest, and their number. With `--keep`, searches and runs that are there already are not repeated.
 """
 
 import json
@@ -53,19 +53,21 @@ def case(folder: Path, name: str, budget: float, steps: int) -> dict[str, Any]:
     home.mkdir(exist_ok=True)
     base = [*STARTS[start], *(CRITIC.get(start, ()) if algorithm == "ppo" else ())]
     found = json.loads(told(home, "tune", "tune", recipe, *base, "--budget", f"{budget:g}", "--json"))
-    runs = {"base": base, "best": [*base, *found["best"]["overrides"]]}
+    better = found["best"]["overrides"]
+    runs = {"base": base, "best": [*base, *better]} if better else {}
     for run, settings in runs.items():
         named = (f"trainer.experiment_name={run}", f"trainer.total_training_steps={steps + 1}")
         told(home, f"run-{run}", "run", recipe, *settings, *ALIKE, *named)
-    compared = json.loads(told(home, "compared", "compare", str(home / "base"), str(home / "best"), "--json"))
+    compare = ("compare", str(home / "base"), str(home / "best"), "--json")
+    held = json.loads(told(home, "compared", *compare))["speedup"] if better else None
     return {
         "case": name,
         "base": found["base"]["seconds"],
         "best": found["best"]["seconds"],
-        "overrides": found["best"]["overrides"],
+        "overrides": better,
         "ratio": found["best"]["ratio"],
         "ratio_interval": found["best"]["ratio_interval"],
-        "held": compared["speedup"],
+        "held": held,
         "verdict": found["verdict"],
         "minutes": round(found["minutes"], 1),
         **predictions(found["trials"]),
