@@ -52,7 +52,9 @@ def _copies(get: Get) -> str:
     each = "4 bytes a parameter (2 with strategy=fsdp2)" if twice else "2 bytes a parameter"
     keep = f"{count} replicas keep copies" if count > 1 else "a replica keeps a copy"
     held = " and ".join(models)
-    return f"host memory: on each node {keep} of {held}, {each}{least}; counted anew before step 1"
+    fsdp, wide = get(f"{ACTOR}.strategy") != "megatron", replica_devices(get)
+    untried = f"; of FSDP no slices of {wide} devices were run" if fsdp and wide > 1 else ""
+    return f"host memory: on each node {keep} of {held}, {each}{least}; counted anew before step 1{untried}"
 
 
 def _moved_tail(run: "Recording") -> "Saving":
@@ -102,7 +104,7 @@ FEATURES = (
             "PPO; GRPO with reference or old log-probs",
             "FSDP, FSDP2, Megatron",
             "vLLM, several replicas",
-            "replicas of one or two devices",
+            "FSDP: replicas of one device; Megatron: of two",
         ),
     ),
 )

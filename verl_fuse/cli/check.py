@@ -84,6 +84,9 @@ def check(
     rollout = OmegaConf.select(run.config, ROLLOUT, default=None)
     if rollout is not None and OmegaConf.is_missing(rollout, "name") and not run.own_program:
         run.notes.append(f"{ROLLOUT}.name is not given, and verl has no default: such a run ends at its start")
+    mode = OmegaConf.select(run.config, MODE, default=None)
+    if str(mode).endswith("_async"):
+        run.notes.append(f"{MODE}={mode} trains on samples of older weights: verl-fuse leaves such runs as they are")
     for note in run.notes:
         typer.echo(f"verl-fuse: {note}", err=True)
     if as_json:

@@ -22,7 +22,7 @@ _PROGRAM = (
 def examine() -> list[PatchStatus]:
     """Import the modules that the patches wait for in a fresh process, and return the status of each patch; a FuseError
     carries the process's last words."""
-    process = subprocess.run([sys.executable, "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True)
+    process = subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True)
     if process.returncode:
         last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise FuseError(f"importing what is patched failed: {last}")

@@ -189,7 +189,9 @@ def test_one_reason_against_several_features_is_said_once(found, said):
     report = found(*arguments)
     alike = [name for name, why in report["off"].items() if "needs trainer.v1.trainer_mode=fuse" in why[0]]
     unlocked = [name for name in alike if report["unlock"].get(name)]
-    out = " ".join(said(*arguments)[1].split())
+    _, out, err = said(*arguments)
+    out = " ".join(out.split())
+    assert "trainer_mode=colocate_async trains on samples of older weights: verl-fuse leaves such runs" in err
     assert len(alike) > len(unlocked) > 3
     assert f"without {', '.join(unlocked)}: trainer.v1.trainer_mode='colocate_async': needs trainer" in out
     assert "with trainer.v1.trainer_mode=fuse each can be on (other training" in out

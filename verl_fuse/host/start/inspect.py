@@ -67,7 +67,7 @@ def probe_driver() -> Probe:
         "import dataclasses, json; from verl_fuse.host.start.inspect import probe; "
         "print(json.dumps(dataclasses.asdict(probe())))"
     )
-    process = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    process = subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", code], capture_output=True, text=True)
     if process.returncode:
         last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise FuseError(f"importing verl's trainers failed: {last}")
