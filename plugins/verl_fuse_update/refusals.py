@@ -39,6 +39,11 @@ _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
 
 
 _DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+# What models of transformers drop, or move at random, in training.
+_RANDOM = {
+    *(*_DROPOUTS, "dropout", "activation_dropout", "residual_dropout", "embedding_dropout", "layerdrop"),
+    *("router_jitter_noise", "input_jitter_noise", "jitter_noise"),
+}
 
 
 def _off_in_model(model: str) -> dict[str, Any]:
@@ -230,6 +235,10 @@ def refusals(get: Get) -> Iterator[Refusal]:
             yield Refusal(
                 loss, get(loss), f"{switch}=true needs a loss that was read for it: {', '.join(_LOSSES[switch])}"
             )
+        yield from _passes_alike(get, MODEL, f"{switch}=true")
+    if get(SKIP):
+        # A tower that no sample reaches has no gradients in verl, and zeros here.
+        yield from _text_alone(get(f"{MODEL}.path"), f"{SKIP}=true")
     if switch := next((switch for switch in (SKIP, STREAM, BALANCE, SHARE) if get(switch)), None):
         yield from _denominators(get, switch)
     if get(OWN):
@@ -285,6 +294,8 @@ def _balanced(get: Get) -> Iterator[Refusal]:
             key, why = f"{block}.shuffle", f"{on} needs false: each rank draws mini-batches of its own"
             yield Refusal(key, True, why, {key: False})
     yield from off_beside(get, on, _OFF_WITH_BALANCE | _OFF_WITH_BALANCE_IN.get(get(f"{ACTOR}.strategy"), {}))
+    if has_critic(get):
+        yield from _denominators(get, BALANCE, CRITIC)
     loss = f"{ACTOR}.policy_loss.loss_mode"
     if (get(loss) or "vanilla") not in BALANCED_LOSSES:
         yield Refusal(loss, get(loss), f"{on} needs a loss that was read for it: {', '.join(BALANCED_LOSSES)}")
@@ -327,24 +338,55 @@ def _shared_prompts(get: Get) -> Iterator[Refusal]:
 def _text_alone(path: Any, on: str) -> Iterator[Refusal]:
     """Refuse a model that reads images or sound: by its config.json, or by its name where its folder is not on this
     machine; the run's workers look at the model itself."""
-    # A user who is not of this machine stays in the path.
-    file = Path(os.path.expanduser(str(path))) / "config.json"
-    if not path or not os.path.exists(file):
-        if _SEES.search(Path(str(path)).name):
-            yield Refusal(f"{MODEL}.path", path, f"{on} needs a model of text alone, and this name is one of images")
-        return
     try:
-        towers = [name for name in TOWERS if name in load_json(file)]
+        found = _own_config(path)
     except FuseError as error:
         yield Refusal(f"{MODEL}.path", path, f"{on} needs a config.json that can be read: {error}")
         return
-    if towers:
+    if found is None:
+        if _SEES.search(Path(str(path)).name):
+            yield Refusal(f"{MODEL}.path", path, f"{on} needs a model of text alone, and this name is one of images")
+    elif towers := [name for name in TOWERS if name in found]:
         words = f"{on} needs a model of text alone: its config.json has {', '.join(towers)}"
         yield Refusal(f"{MODEL}.path", path, words)
 
 
+def _passes_alike(get: Get, block: str, on: str) -> Iterator[Refusal]:
+    """Refuse a model whose own config.json has dropout or noise, by which two passes over the same samples differ,
+    unless the run's configuration says otherwise."""
+    path, own = get(f"{block}.path"), get(f"{block}.override_config") or {}
+    own = own.get("model_config", own)
+    try:
+        found = {name: value for name, value in (_own_config(path) or {}).items() if name in _RANDOM}
+    except FuseError:
+        # verl ends at such a file.
+        return
+    for name, value in found.items():
+        if name not in own and isinstance(value, int | float) and value > 0:
+            words = f"{on} needs a model that drops nothing: its config.json has {name}={value}"
+            yield Refusal(f"{block}.path", path, f"{words}; {block}.override_config.{name}=0.0 switches it off")
+
+
+def _own_config(path: Any) -> dict[str, Any] | None:
+    """Return a model's config.json, from its folder or from the cache of Hugging Face's hub on this machine; None where
+    it is in neither; a FuseError where it cannot be read."""
+    if not path:
+        return None
+    # A user who is not of this machine stays in the path.
+    file = Path(os.path.expanduser(str(path))) / "config.json"
+    if not os.path.exists(file):
+        home = Path(os.environ.get("HF_HOME") or Path(os.path.expanduser("~")) / ".cache" / "huggingface")
+        cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+        found = [*(cache / f"models--{str(path).replace('/', '--')}" / "snapshots").glob("*/config.json")]
+        if not found:
+            return None
+        file = max(found, key=os.path.getmtime)
+    return load_json(file)
+
+
 def _own_values(get: Get) -> Iterator[Refusal]:
     on = f"{CRITIC_VALUES}=true"
+    yield from _passes_alike(get, f"{CRITIC}.model", on)
     estimator, engine = "algorithm.adv_estimator", get(f"{CRITIC}.strategy")
     if get(estimator) != "gae":
         yield Refusal(estimator, get(estimator), f"{on} needs gae: returns are made of the critic's values")
@@ -430,13 +472,13 @@ def _released(get: Get, on: str) -> Iterator[Refusal]:
         yield Refusal(key, get(key), f"{on} needs true: a colocated reward model scores after generation")
 
 
-def _denominators(get: Get, switch: str) -> Iterator[Refusal]:
-    if get(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" and get(f"{ACTOR}.loss_scale_factor") is None:
+def _denominators(get: Get, switch: str, block: str = ACTOR) -> Iterator[Refusal]:
+    if get(f"{block}.loss_agg_mode") == "seq-mean-token-sum-norm" and get(f"{block}.loss_scale_factor") is None:
         allowed = (
             f"{switch}=true needs a number with loss_agg_mode=seq-mean-token-sum-norm: without "
             "it a micro-batch is divided by its longest response"
         )
-        yield Refusal(f"{ACTOR}.loss_scale_factor", None, allowed)
+        yield Refusal(f"{block}.loss_scale_factor", None, allowed)
 
 
 def _own_log_probs(get: Get) -> Iterator[Refusal]:

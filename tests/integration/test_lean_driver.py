@@ -282,7 +282,14 @@ def test_only_advantages_that_are_zero_where_they_count():
 @pytest.mark.parametrize(
     ("transformer", "module", "switches"),
     [
-        ({"moe_aux_loss_coeff": 0.01}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
+        (
+            {"moe_aux_loss_coeff": 0.01, "moe_router_load_balancing_type": "seq_aux_loss"},
+            torch.nn.Linear(1, 1),
+            ["skip_zero_gradient"],
+        ),
+        # As verl sets it, whatever coefficient a bridge finds in the model.
+        ({"moe_aux_loss_coeff": 0.01, "moe_router_load_balancing_type": "none"}, torch.nn.Linear(1, 1), []),
+        ({"moe_z_loss_coeff": 0.01}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
         ({"calculate_per_token_loss": True}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
         ({"moe_expert_capacity_factor": 1.0}, torch.nn.Linear(1, 1), ["skip_zero_gradient", "skip_old_log_prob"]),
         (

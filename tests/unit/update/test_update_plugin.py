@@ -473,6 +473,52 @@ def test_a_model_that_reads_images_is_refused_where_its_folder_is_here(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("config", "skip", "own"),
+    [
+        ('{"model_type": "qwen3", "attention_dropout": 0.0}', True, True),
+        # A tower that no sample reaches has no gradients in verl.
+        ('{"model_type": "qwen3_5", "vision_config": {}}', False, True),
+        ('{"model_type": "llama", "attention_dropout": 0.1}', False, False),
+        ('{"model_type": "mixtral", "router_jitter_noise": 0.01}', False, False),
+    ],
+)
+def test_what_a_model_s_own_configuration_says_is_known_before_start(
+    tmp_path: Path, monkeypatch, config, skip, own
+):
+    """From its folder, or from the hub's cache: a preset must not end a run for it after the workers are built."""
+    (tmp_path / "config.json").write_text(config)
+    snapshot = tmp_path / "hub/models--Some--Model-7B/snapshots/0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(config)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    key = "actor_rollout_ref.model.path"
+    for path in (str(tmp_path), "Some/Model-7B"):
+        assert refused(SKIP, **{key: path}) == (set() if skip else {key})
+        assert refused(OWN, **{key: path}) == (set() if own else {key})
+        assert refused(**{key: path}) == set()
+    assert refused(SKIP, OWN, **{key: "Some/Other-7B"}) == set(), "the workers look"
+    block = "actor_rollout_ref.model.override_config"
+    off = {f"{block}.attention_dropout": 0.0, f"{block}.router_jitter_noise": 0.0}
+    assert refused(OWN, **{key: str(tmp_path), **off}) == set()
+
+
+def test_a_critic_that_drops_something_is_refused_with_its_own_values(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_dropout": 0.1}')
+    key = "critic.model.path"
+    assert refused(VALUES, **WITH_CRITIC | {key: str(tmp_path)}) == {key}
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_dropout": 0.0}')
+    assert refused(VALUES, **WITH_CRITIC | {key: str(tmp_path)}) == set()
+
+
+def test_a_critic_s_loss_by_a_micro_batch_s_longest_response_is_refused_with_balance():
+    norm = {"critic.loss_agg_mode": "seq-mean-token-sum-norm", "critic.loss_scale_factor": None}
+    assert refused(BALANCE, **WITH_CRITIC | norm) == {"critic.loss_scale_factor"}
+    assert refused(BALANCE, **WITH_CRITIC | norm | {"critic.loss_scale_factor": 100}) == set()
+    assert refused(BALANCE, **norm) == set()
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("Qwen/Qwen2.5-VL-7B-Instruct", False),

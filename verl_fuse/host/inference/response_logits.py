@@ -59,7 +59,7 @@ class ResponseLogits(FSDPEngineWithLMHead):
             columns = positions - starts[rows]
             first = columns.min()
             inputs["logits_to_keep"] = torch.arange(int(first), int(columns.max()) + 1, device=columns.device)
-            arguments |= {"places": (rows, columns - first), "pad_size": 0}
+            arguments |= {"places": (rows, columns - first), "columns": len(inputs["logits_to_keep"]), "pad_size": 0}
             arguments["temperature_rmpad"] = arguments["temperature"][rows]
         arguments["input_ids_rmpad_rolled"] = arguments["input_ids_rmpad_rolled"][positions]
         self._kept = positions, tokens
@@ -69,16 +69,17 @@ class ResponseLogits(FSDPEngineWithLMHead):
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
     ) -> dict[str, torch.Tensor]:
         """Return verl's outputs, made of the kept positions' logits by verl's code for packed rows."""
+        positions, _ = self._kept
+        asked = output_args.get("columns", len(positions))
+        if output.logits.shape[1] != asked:
+            raise FuseError(
+                f"{SWITCH}=true: the model gave logits of {output.logits.shape[1]} positions in place of {asked}; "
+                "false computes those of all"
+            )
         if (places := output_args.get("places")) is not None:
             output.logits = output.logits[places].unsqueeze(0)
             micro_batch = micro_batch.clone(recurse=False)
             assign_non_tensor(micro_batch, use_remove_padding=True)
-        positions, _ = self._kept
-        if output.logits.shape[1] != len(positions):
-            raise FuseError(
-                f"{SWITCH}=true: the model gave logits of {output.logits.shape[1]} positions in place of "
-                f"{len(positions)}; false computes those of all"
-            )
         stock: Any = super()
         return stock.prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
 
@@ -120,8 +121,10 @@ def _unfit(engine: Any) -> Iterator[str]:
     if towers := [name for name in TOWERS if hasattr(engine.model_config.hf_config, name)]:
         yield f"a model that has {', '.join(towers)}"
     # Under FSDP and adapters the outermost model of transformers.
-    model = next(type(part) for part in engine.module.modules() if isinstance(part, PreTrainedModel))
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+    model = next((type(part) for part in engine.module.modules() if isinstance(part, PreTrainedModel)), None)
+    if model is None:
+        yield "a model that is none of transformers"
+    elif "logits_to_keep" not in inspect.signature(model.forward).parameters:
         yield f"{model.__name__}, whose forward pass takes no logits_to_keep"
 
 

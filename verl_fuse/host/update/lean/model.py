@@ -23,11 +23,13 @@ _PASSES = (
 )
 # Routers of transformers' models move their input at random by these, in training alone.
 _JITTER = ("jitter_noise", "input_jitter_noise", "router_jitter_noise")
-# A router of this kind spreads the tokens of a whole micro-batch in training, and else token by token.
-_SINKHORN = "sinkhorn"
+# Shares of what is dropped are kept under these names: by dropout layers ("p"), attention and layers of transformers.
+_DROPOUTS = ("p", "dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "layerdrop", "drop_prob")
+# A router of the first kind spreads the tokens of a whole micro-batch in training, and else token by token; one of the
+# second kind adds a loss of all rows, which the coefficient alone does not: verl sets the kind to "none" and leaves it.
+_SINKHORN, _AUXILIARY = "sinkhorn", "aux_loss"
 # These keys add to the gradients of every row, count rows, or divide by the rows that are computed.
 _ROWS = (
-    "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_router_enable_expert_bias",
     "mtp_num_layers",
@@ -42,7 +44,8 @@ def check_model(engine: Any, options: LeanOptions) -> None:
     if options.skip_zero_gradient:
         # verl leaves parameters of a tower that no sample reaches without a gradient; here all parameters have one.
         towers = {name for name in TOWERS if hasattr(engine.model_config.hf_config, name)}
-        _refuse("fuse.update.skip_zero_gradient", {*_of_passes(engine), *_configured(engine, _ROWS), *towers})
+        of_rows = {*_configured(engine, _ROWS), *_auxiliary(engine)}
+        _refuse("fuse.update.skip_zero_gradient", {*_of_passes(engine), *of_rows, *towers})
 
 
 def check_passes(engine: Any, switch: str) -> None:
@@ -69,18 +72,29 @@ def _configured(engine: Any, names: Iterable[str]) -> Iterator[str]:
             yield f"{name}={value}"
 
 
+_BALANCING = "moe_router_load_balancing_type"
+
+
+def _kinds(engine: Any) -> list[str]:
+    """Return how routers balance their tokens."""
+    value = getattr(getattr(engine, "tf_config", None), _BALANCING, None)
+    return [str(kind) for kind in (value if isinstance(value, list) else [value])]
+
+
 def _routers(engine: Any) -> Iterator[str]:
-    name = "moe_router_load_balancing_type"
-    value = getattr(getattr(engine, "tf_config", None), name, None)
-    if _SINKHORN in (value if isinstance(value, list) else [value]):
-        yield f"{name}={value}"
+    if _SINKHORN in (kinds := _kinds(engine)):
+        yield f"{_BALANCING}={', '.join(kinds)}"
+
+
+def _auxiliary(engine: Any) -> Iterator[str]:
+    if any(_AUXILIARY in kind for kind in _kinds(engine)):
+        yield from _configured(engine, ["moe_aux_loss_coeff"])
 
 
 def _dropouts(engine: Any) -> Iterator[str]:
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     for part in (part for whole in modules for part in whole.modules()):
-        # A dropout layer, and attention of transformers, keep the dropped share as a number of the module.
-        for name in ("p", "dropout", "attention_dropout", *_JITTER):
+        for name in (*_DROPOUTS, *_JITTER):
             value = getattr(part, name, None)
             if isinstance(value, float) and value > 0 and (name != "p" or isinstance(part, Dropout)):
                 yield f"{type(part).__name__}.{name}={value}"
