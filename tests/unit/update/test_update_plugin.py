@@ -482,9 +482,7 @@ def test_a_model_that_reads_images_is_refused_where_its_folder_is_here(tmp_path:
         ('{"model_type": "mixtral", "router_jitter_noise": 0.01}', False, False),
     ],
 )
-def test_what_a_model_s_own_configuration_says_is_known_before_start(
-    tmp_path: Path, monkeypatch, config, skip, own
-):
+def test_what_a_model_s_own_configuration_says_is_known_before_start(tmp_path: Path, monkeypatch, config, skip, own):
     """From its folder, or from the hub's cache: a preset must not end a run for it after the workers are built."""
     (tmp_path / "config.json").write_text(config)
     snapshot = tmp_path / "hub/models--Some--Model-7B/snapshots/0123"
