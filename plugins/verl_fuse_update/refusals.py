@@ -13,6 +13,7 @@ from verl_fuse.spec.composed import (
     ACTOR,
     CRITIC,
     MODEL,
+    RANDOM,
     REFERENCE,
     ROLLOUT,
     TOWERS,
@@ -39,11 +40,6 @@ _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
 
 
 _DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
-# What models of transformers drop, or move at random, in training.
-_RANDOM = {
-    *(*_DROPOUTS, "dropout", "activation_dropout", "residual_dropout", "embedding_dropout", "layerdrop"),
-    *("router_jitter_noise", "input_jitter_noise", "jitter_noise"),
-}
 
 
 def _off_in_model(model: str) -> dict[str, Any]:
@@ -357,7 +353,7 @@ def _passes_alike(get: Get, block: str, on: str) -> Iterator[Refusal]:
     path, own = get(f"{block}.path"), get(f"{block}.override_config") or {}
     own = own.get("model_config", own)
     try:
-        found = {name: value for name, value in (_own_config(path) or {}).items() if name in _RANDOM}
+        found = {name: value for name, value in (_own_config(path) or {}).items() if name in RANDOM}
     except FuseError:
         # verl ends at such a file.
         return

@@ -33,10 +33,10 @@ from verl_fuse.cost.recorded import RecordedRun, run_of
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import key_of
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, getter, has_adapters, on_accelerators
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, getter, has_adapters, has_critic, on_accelerators
 from verl_fuse.spec.run_config import find_config
-from verl_fuse.spec.timeline import GENERATION, UPDATE_CRITIC, VALUES
-from verl_fuse.tune.predicted import KEYS, RecordedWork, effect, model_block, more_at_limits
+from verl_fuse.spec.timeline import GENERATION
+from verl_fuse.tune.predicted import FLAGS, KEYS, RecordedWork, effect, model_block, more_at_limits
 from verl_fuse.tune.table import setting_of
 from verl_fuse.tune.trial import Overrides, Trial
 
@@ -45,9 +45,6 @@ _GRID = ("--batches", "1,4,16", "--lengths", "16,64,256,1024")
 _ENGINES = ("fsdp", "fsdp2")
 # What reading trials and computing with them may raise.
 _FAULTS = (FuseError, OSError, ArithmeticError, LookupError, ValueError, MemoryError)
-
-# Flags of a model's that `RecordedRun` knows of the actor alone.
-_FLAGS = ("enable_gradient_checkpointing", "use_remove_padding")
 
 
 @dataclass(frozen=True)
@@ -75,17 +72,16 @@ def predictor(
     except (FuseError, OSError) as error:
         say(f"nothing is predicted of trials: {error}")
         return NOTHING
-    has_critic = any(stage in step.stages for stage in (VALUES, UPDATE_CRITIC) for step in base.steps)
-    faults: list[Exception] = []
+    faults, blocks = list[Exception](), (MODEL, model_block(CRITIC))
 
     @cache
     def as_run(folder: Path, trial: Trial) -> RecordedRun | None:
         """Return the run of a trial; None where its floors are not those of the base, or cannot be read."""
-        values = _values(trial.overrides)
-        alone = [
-            name for name in _FLAGS if values.get(f"{MODEL}.{name}") != values.get(f"{model_block(CRITIC)}.{name}")
-        ]
-        if not _settings(trial.overrides) <= KEYS or (has_critic and alone):
+        if not _settings(trial.overrides) <= KEYS:
+            return None
+        actor, critic = ([_values(trial.overrides).get(f"{block}.{name}") for name in FLAGS] for block in blocks)
+        # `RecordedRun` knows these flags of the actor alone.
+        if has_critic(run.get) and actor != critic:
             return None
         try:
             return _replay(folder, base) if trial.replayed else read_run(folder)
@@ -93,7 +89,7 @@ def predictor(
             return None
 
     @cache
-    def saved_by(overrides: Overrides, trials: tuple[tuple[Path, Trial], ...]) -> float | None:
+    def saved(overrides: Overrides, trials: tuple[tuple[Path, Trial], ...]) -> float | None:
         known = _known(overrides)
         found = effect(run, known, cost(trials)) if known else None
         return found.seconds if found else None if known else 0.0
@@ -103,13 +99,11 @@ def predictor(
         runs = [base, *(found for each in trials if (found := as_run(*each)))]
         return cost_of(with_floors(table, runs), runs)
 
-    def saved(overrides: Overrides) -> float | None:
-        return saved_by(overrides, tuple(later()))
-
     def predicted(one: Overrides, other: Overrides, replayed: bool) -> float | None:
         if not _settings({*one} ^ {*other}) <= KEYS:
             return None
-        before, after = saved(one), saved(other)
+        trials = tuple(later())
+        before, after = saved(one, trials), saved(other, trials)
         if before is None or after is None:
             return None
         whole = sum(seconds for stage, seconds in run.stages.items() if not (replayed and stage == GENERATION))

@@ -102,17 +102,7 @@ GRAPHS = EngineFloors(
 )
 # What verl adds on two cores to a call, a micro-batch, a backward pass and an update: GRPO steps of 64 samples, from
 # trials with 1 and with 32 micro-batches (`python -m ci.bench.tune --case grpo-padded`).
-CPU_FLOORS = EngineFloors(
-    "cpu",
-    block=0.0,
-    decode_block=0.0,
-    collective=0.0,
-    decode_step=0.0,
-    call=0.22,
-    microbatch=0.024,
-    backward=0.04,
-    update=0.027,
-)
+CPU_FLOORS = replace(GRAPHS, name="cpu", call=0.22, microbatch=0.024, backward=0.04, update=0.027)
 # The same inside a framework for reinforcement learning, of 2025: what it adds to every pass, call and step. The
 # intervals of the constants fitted to published steps are those in which the median error of the eight rows of
 # `python -m ci.bench.published` stays below 17 %.

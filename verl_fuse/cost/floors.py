@@ -4,9 +4,9 @@ model's parts by the profile.
 Invariants (tests/unit/cost/test_floors.py):
 - runs whose stages were made from known floors give the same floors back;
 - no floor is negative.
-Relative errors count alike, so that short and long steps do. Runs in which all passes have as many micro-batches tell
-the seconds of a call and of a micro-batch only together, and those of an update and of a backward pass likewise: what
-is assumed of each (calibration.py) then tells them apart.
+Relative errors count alike, so that short and long steps do. Runs in which passes have several micro-batches, within a
+factor of two as many, hardly tell the seconds of a call from those of a micro-batch, and those of an update from those
+of a backward pass: what is assumed of each (calibration.py) then tells them apart.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         taken = [step.stages[stage] for _, step, stage in inferring]
         explained = [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring]
         if _alike(counts):
-            call, microbatch = _apart(1, fmean(counts), taken, explained, assumed.call, assumed.microbatch)
+            call, microbatch = _apart(1, counts, taken, explained, assumed.call, assumed.microbatch)
         else:
             call, microbatch = _fit([(1.0, count) for count in counts], taken, explained)
         known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, call=call, microbatch=microbatch))
@@ -67,7 +67,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         if _alike(counts) and len(set(updates)) == 1:
             # Of an accelerator's as much is assumed as of a call.
             of_update = assumed.update or assumed.call
-            update, backward = _apart(updates[0], fmean(counts), taken, explained, of_update, assumed.backward)
+            update, backward = _apart(updates[0], counts, taken, explained, of_update, assumed.backward)
         elif max(counts, default=0) > 1:
             rows = [(each, each * count) for each, count in zip(updates, counts, strict=True)]
             update, backward = _fit(rows, taken, explained)
@@ -88,23 +88,23 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
 
 
 def _alike(counts: Sequence[int]) -> bool:
-    """Tell whether calls have nearly as many micro-batches, and several, so that what these take cannot be told from
-    what a call takes."""
+    """Tell whether calls have several micro-batches, within a factor of two as many, so that noise decides what these
+    take and what a call takes."""
     return min(counts, default=0) > 1 and max(counts) <= 2 * min(counts)
 
 
 def _apart(
-    times: int, parts: float, seconds: Sequence[float], explained: Sequence[float], call: float, part: float
+    times: int, counts: Sequence[int], seconds: Sequence[float], explained: Sequence[float], call: float, part: float
 ) -> tuple[float, float]:
-    """Return the seconds of what is done so many `times` in each of these, and those of each of its equal `parts`:
-    both as many times what is assumed of them (`call` and `part`); where no seconds are assumed of a part, those of a
-    call, where there is as much to explain, and the rest."""
+    """Return the seconds of what is done so many `times` in each of these, and those of each of its parts, by their
+    `counts`: both as many times what is assumed of them (`call` and `part`); where no seconds are assumed of a part,
+    those of a call, where there is as much to explain, and the rest."""
     if part:
-        (factor,) = _fit([(times * (call + parts * part),)] * len(seconds), seconds, explained)
+        (factor,) = _fit([(times * (call + count * part),) for count in counts], seconds, explained)
         return factor * call, factor * part
     least = min(all_ - model for all_, model in zip(seconds, explained, strict=True)) / times
     whole = min(call, max(least, 0.0))
-    (each,) = _fit([(times * parts,)] * len(seconds), seconds, [times * whole + model for model in explained])
+    (each,) = _fit([(times * count,) for count in counts], seconds, [times * whole + model for model in explained])
     return whole, each
 
 

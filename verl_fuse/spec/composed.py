@@ -24,6 +24,12 @@ ACTOR, REFERENCE, ROLLOUT, CRITIC = (
 MODEL = "actor_rollout_ref.model"
 # A model whose config.json has one of these reads images or sound.
 TOWERS = ("vision_config", "audio_config", "thinker_config")
+# Under these names models of transformers, and their modules, have shares of what they drop or move at random.
+RANDOM = (
+    *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "drop_prob"),
+    *("activation_dropout", "residual_dropout", "embedding_dropout", "layerdrop"),
+    *("jitter_noise", "input_jitter_noise", "router_jitter_noise"),
+)
 
 # The block of a role's FSDP engine.
 FSDP_BLOCKS = {ACTOR: "fsdp_config", REFERENCE: "fsdp_config", CRITIC: "fsdp"}

@@ -51,14 +51,15 @@ def model_block(role: str) -> str:
     return f"{CRITIC}.model" if role == CRITIC else MODEL
 
 
-_KEPT, _UNPADDED = "enable_gradient_checkpointing", "use_remove_padding"
+# Flags of a role's model.
+FLAGS = (_KEPT, _UNPADDED) = ("enable_gradient_checkpointing", "use_remove_padding")
 _REQUESTS, _TP = f"{ROLLOUT}.max_num_seqs", f"{ROLLOUT}.tensor_model_parallel_size"
 # The keys that decide on micro-batches, activations and requests.
 KEYS = frozenset(
     [
         _REQUESTS,
         *(key for keys in MICRO_BATCHES.values() for key in (keys.by_tokens, keys.tokens, keys.rows)),
-        *(f"{model_block(role)}.{name}" for role in (ACTOR, CRITIC) for name in (_KEPT, _UNPADDED)),
+        *(f"{model_block(role)}.{name}" for role in (ACTOR, CRITIC) for name in FLAGS),
     ]
 ) - {""}
 

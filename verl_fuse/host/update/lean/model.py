@@ -8,7 +8,7 @@ from torch.nn import Dropout
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.update.lean.options import LeanOptions
-from verl_fuse.spec.composed import TOWERS
+from verl_fuse.spec.composed import RANDOM, TOWERS
 
 # Keys of Megatron's configuration of a model: randomness, statistics that every forward pass changes, and capacity for
 # which rows of a micro-batch displace each other.
@@ -21,10 +21,6 @@ _PASSES = (
     "fp4",
     "moe_expert_capacity_factor",
 )
-# Routers of transformers' models move their input at random by these, in training alone.
-_JITTER = ("jitter_noise", "input_jitter_noise", "router_jitter_noise")
-# Shares of what is dropped are kept under these names: by dropout layers ("p"), attention and layers of transformers.
-_DROPOUTS = ("p", "dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "layerdrop", "drop_prob")
 # A router of the first kind spreads the tokens of a whole micro-batch in training, and else token by token; one of the
 # second kind adds a loss of all rows, which the coefficient alone does not: verl sets the kind to "none" and leaves it.
 _SINKHORN, _AUXILIARY = "sinkhorn", "aux_loss"
@@ -94,7 +90,7 @@ def _auxiliary(engine: Any) -> Iterator[str]:
 def _dropouts(engine: Any) -> Iterator[str]:
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     for part in (part for whole in modules for part in whole.modules()):
-        for name in (*_DROPOUTS, *_JITTER):
+        for name in ("p", *RANDOM):
             value = getattr(part, name, None)
             if isinstance(value, float) and value > 0 and (name != "p" or isinstance(part, Dropout)):
                 yield f"{type(part).__name__}.{name}={value}"
