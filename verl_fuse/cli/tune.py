@@ -83,7 +83,7 @@ def tune(
         bool, typer.Option("--with-features", help="Try also the features that fuse.preset=fast would switch on.")
     ] = False,
     steps: Annotated[
-        int, typer.Option(min=2, help="Steps of a trial after one of warm-up; the finals take twice.")
+        int, typer.Option(min=2, help="Steps of a trial after one of warm-up; the finals take 2 to 4 times as many.")
     ] = 3,
     checkpoint: Annotated[
         Path | None,

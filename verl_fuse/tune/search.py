@@ -26,9 +26,11 @@ from verl_fuse.tune.trial import Outcome, Overrides, Trial, merged, same
 
 # A trial that takes so often the base's time, and so many seconds more, hangs.
 PATIENCE, FLOOR = 3.0, 60.0
-# The most finalists of each turn of the finals; the base is measured beside them. Trials of a turn, and those of a gain
-# in doubt, have so many times the steps of the search.
-TURNS, LONGER = (2, 1), 2
+# The most finalists of each turn of the finals; the base is measured beside them.
+TURNS = (2, 1)
+# Trials of a turn, and those of a gain in doubt, have so many times the steps of the search: at least, and at most where
+# those take half as long as what surrounds them.
+LONGER = (2, 4)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,15 @@ class Search:
     @property
     def _final(self) -> float:
         """Seconds that a trial of more steps takes at most, as far as is known."""
-        return self._longest + (LONGER - 1) * self._steps * max(trial.mean for trial in self.trials if trial.measured)
+        slowest = max(trial.mean for trial in self.trials if trial.measured)
+        return self._longest + (self._longer - self._steps) * slowest
+
+    @property
+    def _longer(self) -> int:
+        """Steps of a trial that has more of them than the search's: a start costs as much whatever follows it."""
+        base, (least, most) = self.trials[0], (times * self._steps for times in LONGER)
+        start = base.took - self._steps * base.mean
+        return max(least, min(most, int(start / (2 * base.mean))))
 
     def _tried(
         self, overrides: Overrides, steps: int, *, limit: float | None = None, replayed: bool = False, turn: int = 0
@@ -130,7 +140,7 @@ class Search:
             if doubtful and (change is None or change.hope != BETTER or self._times(change)):
                 # The largest gain first.
                 doubtful.sort(key=lambda each: each[0])
-                change, steps = doubtful.pop(0)[1], LONGER * self._steps
+                change, steps = doubtful.pop(0)[1], self._longer
             if change is None:
                 return
             if not self._stands(change):
@@ -255,7 +265,7 @@ class Search:
                 return
             # Every other turn backwards: a machine that slows down steadily favours nobody.
             order = [base.overrides, *finalists[:number]][:: 1 if turn % 2 else -1]
-            made = [self._tried(overrides, LONGER * self._steps, turn=turn) for overrides in order]
+            made = [self._tried(overrides, self._longer, turn=turn) for overrides in order]
             left = sorted((trial for trial in made if trial.measured and trial.overrides), key=lambda each: each.mean)
             finalists = [trial.overrides for trial in left]
 

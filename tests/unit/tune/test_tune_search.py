@@ -230,6 +230,24 @@ def test_finalists_and_base_are_measured_in_turn_with_twice_the_steps_then_backw
     assert finals == [((), 6), (first, 6), (second, 6), (first, 6), ((), 6)]
 
 
+@pytest.mark.parametrize(("factor", "steps"), [(1.0, 6), (0.47, 6), (0.46, 7), (0.27, 11), (0.26, 12), (0.01, 12)])
+def test_finals_have_up_to_four_times_the_steps_where_a_start_takes_longer(factor: float, steps: int):
+    """A start has 30 s and a step of warm-up; steps of 5 s that take half of it would be 3."""
+    factors = {f"{SEQS}=32": 0.5}
+    machine = Machine(factors)
+    made = machine.trial
+
+    def trial(asked: Request) -> Outcome:
+        found, begun = made(asked), machine.now
+        machine.now = begun - (1 - factor) * sum(found.seconds) * (asked.steps + 1) / asked.steps
+        return Outcome("measured", tuple(factor * each for each in found.seconds))
+
+    machine.trial = trial
+    found, _ = search(machine, SEQS)
+    assert {len(each.outcome.seconds) for each in found.trials if each.turn} == {steps}
+    assert {len(each.outcome.seconds) for each in found.trials if not each.turn} == {3}
+
+
 def test_a_finalist_that_fails_in_the_finals_is_out():
     def failing(machine: Machine) -> Callable[[Request], Outcome]:
         made = machine.trial
