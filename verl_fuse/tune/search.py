@@ -28,8 +28,8 @@ from verl_fuse.tune.trial import Outcome, Overrides, Trial, merged, same
 PATIENCE, FLOOR = 3.0, 60.0
 # The most finalists of each turn of the finals; the base is measured beside them.
 TURNS = (2, 1)
-# Trials of a turn, and those of a gain in doubt, have so many times the steps of the search: at least, and at most where
-# those take half as long as what surrounds them.
+# Trials of a turn, and those of a gain in doubt, have so many times the steps of the search: at least, and at most,
+# where those take half as long as what surrounds them.
 LONGER = (2, 4)
 
 
