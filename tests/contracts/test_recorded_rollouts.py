@@ -31,7 +31,10 @@ def test_what_recording_took_is_in_no_seconds_of_the_base(
     monkeypatch.setattr(
         transfer_queue, "kv_batch_get", lambda **asked: time.sleep(READS) or {"x": torch.zeros(1)}, raising=False
     )
-    base, request = base_of_recipe(find_recipe("grpo-cpu"), (f"trainer.project_name={project}",)), Request((), 2, 60.0)
+    base, request = (
+        base_of_recipe(find_recipe("grpo-cpu"), (f"trainer.project_name={project}",)),
+        Request((), 2, 60.0, records=True),
+    )
     config = trials.planned(base, tmp_path, 1, request).config
     recorder, batch = (
         RolloutTqSkip(config.skip.rollout_tq, OmegaConf.create(OmegaConf.to_container(config, resolve=False))),

@@ -35,7 +35,8 @@ def never(strategy: str) -> StrategyResult:
 
 
 def advised(gains: list[Gain]) -> Advice:
-    return advise(gains, chosen_of(gains, FEATURES, EXCLUDED), "10 s", FEATURES, EXCLUDED, "observe mode is on")
+    chosen = chosen_of(gains, FEATURES, EXCLUDED)
+    return advise(gains, chosen, 10.0, "10 s", FEATURES, EXCLUDED, "observe mode is on")
 
 
 def of(rows: list[StrategyResult], simulate=never) -> Advice:

@@ -73,13 +73,14 @@ def command(
     settings = [] if config is None else advised_settings(config, result, cost, on)
     if settings and on:
         notes.append(f"nothing is predicted of verl's settings in a run with features ({', '.join(on)})")
-    peak = measured_peak(run_dir)
+    peak, after = measured_peak(run_dir), result.seconds - advice.saved
     if as_json:
         print_json(
             {
                 "verdict": advice.sentence,
                 "features": advice.features,
                 "overrides": advice.overrides,
+                "advised": {"seconds": after, "speedup": result.seconds / after},
                 "notes": notes,
                 "steps": result.steps,
                 "step_seconds": result.seconds,

@@ -4,8 +4,8 @@ Invariants (tests/unit/cli/test_trials.py):
 - a trial saves and validates nothing, and resumes nothing but a checkpoint that is named, in a folder of its own;
 - every ending but a signal to stop is an outcome; a failure has a reason;
 - the task is made before the first trial, and is in no trial's seconds;
-- rollouts are recorded by the first trial and replayed only where all its steps are there; what recording took is in no
-  trial's seconds;
+- rollouts are recorded by trials that were asked to, in place of earlier ones, and replayed only where all steps are
+  there; what recording took is in no trial's seconds;
 - a trial that was to replay and generated is refused;
 - a folder of trials has one process that makes them, and holds one search's trials;
 - no process of a trial is alive afterwards.
@@ -107,9 +107,9 @@ def alone(base: Base, home: Path) -> Iterator[None]:
 def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
     """Plan trial `number`; a FuseError lists what is wrong with its overrides."""
     folder, steps = folder_of(base, home), base.first_steps(WARM_UP + asked.steps)
-    # The first trial records a rollout of each step, but none whose groups are filtered and sampled anew; of a replay's
-    # steps the later ones repeat the last.
-    records = number == 1 and not OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable")
+    # No rollout is recorded whose groups are filtered and sampled anew; of a replay's steps the later ones repeat the
+    # last.
+    records = asked.records and not OmegaConf.select(base.compose(()), "algorithm.filter_groups.enable")
     rollouts = (
         f"skip.rollout_tq.enable={written(asked.replayed or records)}",
         f"skip.rollout_tq.steps=[{','.join(map(str, steps))}]",
@@ -146,12 +146,12 @@ def check_disk(base: Base, home: Path, steps: int) -> None:
 
 
 def has_recorded(base: Base, home: Path, steps: int) -> bool:
-    """Tell whether the first trial, of so many steps after warm-up, has recorded the rollouts of all its steps."""
+    """Tell whether the rollouts of a trial with so many steps after warm-up are recorded, and no others."""
     return {int(folder.name) for folder in _recorded(base, home)} == {*base.first_steps(WARM_UP + steps)}
 
 
 def forget_rollouts(base: Base, home: Path) -> None:
-    """Remove recorded rollouts: the first trial of a search would replay those of an earlier one."""
+    """Remove recorded rollouts: a trial that is to record would replay them."""
     if (folder := _rollouts(base, home)).exists():
         shutil.rmtree(folder)
 
@@ -179,14 +179,14 @@ def recording_seconds(folder: Path) -> float:
 
 
 def spent_recording(base: Base, home: Path, steps: int) -> list[float]:
-    """Return the seconds that the rollouts of the first trial's counted steps took to record."""
+    """Return the seconds that the rollouts of a trial's counted steps took to record."""
     folders = {int(folder.name): folder for folder in _recorded(base, home)}
     counted = base.first_steps(WARM_UP + steps)[WARM_UP:]
     return [recording_seconds(folders[step]) if step in folders else 0.0 for step in counted]
 
 
 def _without_recording(found: Outcome, base: Base, home: Path, steps: int) -> Outcome:
-    """Return the outcome of the first trial as if it had recorded nothing: other live trials do not."""
+    """Return the outcome of a trial as if it had recorded nothing: other live trials do not."""
     spent = spent_recording(base, home, steps)
     return replace(found, seconds=tuple(each - less for each, less in zip(found.seconds, spent, strict=False)))
 
@@ -207,6 +207,9 @@ def make_task(launch: PlannedRun) -> None:
 
 def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
     """Plan and make a trial, whose task is there; KeyboardInterrupt where it was told to stop."""
+    if asked.records:
+        # verl would replay them.
+        forget_rollouts(base, home)
     recorded = _recorded(base, home)
     try:
         found = outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
@@ -221,8 +224,8 @@ def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
         return Outcome(
             "refused", reason=f"{_rollouts(base, home)}: verl found no recorded rollout there, and generated"
         )
-    first = number == 1 and found.kind == "measured"
-    return _without_recording(found, base, home, asked.steps) if first else found
+    recorded_too = asked.records and found.kind == "measured"
+    return _without_recording(found, base, home, asked.steps) if recorded_too else found
 
 
 def outcome(launch: PlannedRun, limit: float) -> Outcome:

@@ -43,7 +43,7 @@ from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import getter
 from verl_fuse.tune.answer import Answer, answer
 from verl_fuse.tune.predicted import KEYS
-from verl_fuse.tune.search import Request, Search
+from verl_fuse.tune.search import LONGER, Request, Search
 from verl_fuse.tune.trial import Outcome, Overrides, Trial
 from verl_fuse.tune.wanted import COLUMNS, check, columns, wanted
 
@@ -129,7 +129,8 @@ def tune(
 
     def later() -> list[tuple[Path, Trial]]:
         made = enumerate(search.trials[1:], start=2)
-        return [(folder / f"trial-{number:02d}", trial) for number, trial in made if trial.measured]
+        # Finals may repeat other rollouts.
+        return [(folder / f"trial-{number:02d}", trial) for number, trial in made if trial.measured and not trial.turn]
 
     @cache
     def predicted() -> Foreseen:
@@ -152,11 +153,10 @@ def tune(
             trial,
             steps=steps,
             budget=60 * budget,
-            replays=lambda: trials.has_recorded(base, home, steps),
+            replays=lambda number: trials.has_recorded(base, home, number),
             dependents=dependents,
             ratio=lambda one, other, replayed: predicted().ratio(one, other, replayed),
         )
-        trials.forget_rollouts(base, home)
         trials.forget_trials(base, home)
         try:
             search.run()
@@ -225,8 +225,8 @@ def check_request(
     if with_features and not chosen:
         why = "verl-fuse check says why, and what would unlock more"
         raise FuseError(f"--with-features: fuse.preset={PRESET} switches nothing on in this run: {why}")
-    trials.check_disk(base, home_from(os.environ), steps)
-    return trials.planned(base, home_from(os.environ), 1, Request((), steps, math.inf))
+    trials.check_disk(base, home_from(os.environ), LONGER[-1] * steps)
+    return trials.planned(base, home_from(os.environ), 1, Request((), steps, math.inf, records=True))
 
 
 def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def _show(found: Answer, made: Sequence[Trial], minutes: float) -> None:
     table = Table(Column("trial", justify="right"), "changes", "predicted", "seconds a step", "costs")
     for number, trial in enumerate(made, start=1):
         costs = {column for override in trial.overrides for column in columns(key_of(override))}
-        label = f"{number}{', final' if trial.turn else ', replayed' if trial.replayed else ''}"
+        label = f"{number}{', final' if trial.turn else ''}{', replayed' if trial.replayed else ''}"
         changes = escape("\n".join(trial.overrides)) or "the base"
         predicted = "" if trial.predicted is None else f"{trial.predicted:.2f}"
         table.add_row(label, changes, predicted, escape(_result(trial.outcome)), _listed(costs))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
-from verl_fuse.tune.pairs import KEPT, Pairs, between, fastest, sure, whole_steps
+from verl_fuse.tune.pairs import KEPT, Pairs, between, fastest, of_whole_steps, sure, whole_steps
 from verl_fuse.tune.trial import Overrides, Trial
 
 NOTHING = "nothing better than what you have"
@@ -61,11 +61,16 @@ def _answer(trials: Sequence[Trial]) -> Answer:
 
 def _finals(trials: Sequence[Trial]) -> list[tuple[Overrides, Pairs]]:
     """Return (overrides, seconds of the base and of the finalist), step by step of the turns that both have."""
-    turns = {(trial.overrides, trial.turn): trial.outcome.seconds for trial in trials if trial.turn and trial.measured}
+    finals = [trial for trial in trials if trial.turn and trial.measured]
+    replays = any(trial.replayed for trial in finals)
+    turns = {(trial.overrides, trial.turn): trial.outcome.seconds for trial in finals if trial.replayed == replays}
+    # The steps that replays repeat.
+    whole = next((trial.outcome.seconds for trial in finals if not trial.replayed), ()) if replays else None
     found: dict[Overrides, Pairs] = {}
     for (overrides, turn), seconds in turns.items():
-        if overrides and ((), turn) in turns:
-            found.setdefault(overrides, []).extend(zip(turns[(), turn], seconds, strict=False))
+        if overrides and (base := turns.get(((), turn))):
+            pairs = list(zip(base, seconds, strict=False))
+            found.setdefault(overrides, []).extend(pairs if whole is None else of_whole_steps(whole, pairs))
     return [*found.items()]
 
 

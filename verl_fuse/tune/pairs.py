@@ -34,10 +34,13 @@ def whole_steps(trials: Sequence[Trial], overrides: Overrides) -> Pairs:
     what replays save, at least the replayed step itself. None where overrides were not measured."""
     if live := paired(trials, (), overrides):
         return live
-    replays = paired(trials, (), overrides, replayed=True)
+    return of_whole_steps(trials[0].outcome.seconds, paired(trials, (), overrides, replayed=True))
+
+
+def of_whole_steps(seconds: Sequence[float], replays: Pairs) -> Pairs:
+    """Return pairs of whole steps from those of their replays: what the second of each saves, of the steps' seconds."""
     return [
-        (base, max(base - (before - after), after))
-        for base, (before, after) in zip(trials[0].outcome.seconds, replays, strict=False)
+        (whole, max(whole - (before - after), after)) for whole, (before, after) in zip(seconds, replays, strict=False)
     ]
 
 

@@ -7,6 +7,7 @@ Invariants (tests/unit/tune/test_tune_search.py):
   more steps, after the good guesses and before all others;
 - no change is tried twice before the finals but one in doubt, and no key goes back to a value that it had;
 - while replays are possible, changes of the trained side alone are compared by replayed steps, all others by live ones;
+- finalists of the trained side alone are compared by replays of rollouts that the base records for them;
 - a trial that fails is a result; after one that was out of memory the next value of the same keys comes first;
 - a trial is only started where the longest one so far fits into what is left beside the finals;
 - Ctrl-C ends the search, not what is known.
@@ -35,19 +36,20 @@ LONGER = (2, 4)
 
 @dataclass(frozen=True)
 class Request:
-    """A trial to make: overrides of the base, steps after warm-up, the seconds after which it hangs, and whether it
-    replays the rollouts that the first trial has recorded."""
+    """A trial to make: overrides of the base, steps after warm-up, the seconds after which it hangs, whether it replays
+    the rollouts that were recorded last, and whether it records its own in their place."""
 
     overrides: Overrides
     steps: int
     limit: float
     replayed: bool = False
+    records: bool = False
 
 
 class Search:
     """`candidates` returns what may be tried beside overrides of the base, `dependents` what may have to
-    follow them (default: the same), `trial` makes a trial; `replays` tells after the
-    first one whether its rollouts can be replayed, and is asked again before each change. `ratio` predicts after the
+    follow them (default: the same), `trial` makes a trial; `replays` tells whether rollouts of so many steps are
+    recorded, and is asked again before each change. `ratio` predicts after the
     first one the seconds a step with its second overrides as a share of those with its first, replayed or not (None:
     not known). `budget` and `clock` are in seconds."""
 
@@ -59,7 +61,7 @@ class Search:
         steps: int,
         budget: float,
         dependents: Callable[[Overrides], Sequence[Candidate]] | None = None,
-        replays: Callable[[], bool] = lambda: False,
+        replays: Callable[[int], bool] = lambda steps: False,
         ratio: Callable[[Overrides, Overrides, bool], float | None] = lambda one, other, replayed: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,8 +78,8 @@ class Search:
     def run(self) -> None:
         """Make all trials; `trials` has them in their order."""
         try:
-            if self._tried((), self._steps, limit=self._left).measured:
-                self._replays = self._can_replay()
+            if self._tried((), self._steps, limit=self._left, records=True).measured:
+                self._replays = self._can_replay(self._steps)
                 # Measures the machine, before the time is shared out.
                 self._ratio((), (), False)
                 self._climb()
@@ -108,14 +110,21 @@ class Search:
         return max(least, min(most, int(start / (2 * base.mean))))
 
     def _tried(
-        self, overrides: Overrides, steps: int, *, limit: float | None = None, replayed: bool = False, turn: int = 0
+        self,
+        overrides: Overrides,
+        steps: int,
+        *,
+        limit: float | None = None,
+        replayed: bool = False,
+        records: bool = False,
+        turn: int = 0,
     ) -> Trial:
         longer = steps > self._steps
         if limit is None:
             more = self._final - self._longest if longer else 0.0
             limit = PATIENCE * (self.trials[0].took + more) + FLOOR
         predicted, begun = self._predicted(overrides, replayed), self._clock()
-        outcome = self._trial(Request(overrides, steps, limit, replayed))
+        outcome = self._trial(Request(overrides, steps, limit, replayed, records))
         self.trials.append(Trial(overrides, outcome, self._clock() - begun, turn, replayed, longer, predicted))
         return self.trials[-1]
 
@@ -135,7 +144,7 @@ class Search:
         doubtful: list[tuple[float, Change]] = []
         reserve = self._reserve()
         while True:
-            self._replays = self._replays and self._can_replay()
+            self._replays = self._replays and self._can_replay(self._steps)
             change, steps = self._next(), self._steps
             if doubtful and (change is None or change.hope != BETTER or self._times(change)):
                 # The largest gain first.
@@ -165,12 +174,15 @@ class Search:
                 doubtful.append((found.value, change))
 
     def _reserve(self) -> float:
-        """Return the seconds kept for the finals: of all turns, or of one finalist beside the base, where this is at
-        most half of what is left; less where not even that and one change fit."""
-        for trials in (sum(TURNS) + len(TURNS), 2):
+        """Return the seconds kept for the finals: of all turns, or of one finalist beside the base (which may first be
+        recorded for both), where this is at most half of what is left; else of that where a change has room beside it,
+        which replays compare with a replay of the base."""
+        least = (3, 2) if self._replays else (2,)
+        for trials in (sum(TURNS) + len(TURNS), least[0]):
             if trials * self._final <= self._left / 2:
                 return trials * self._final
-        return 2 * self._final if 2 * self._final + self._longest <= self._left else 0.0
+        change = (1 + self._replays) * self._longest
+        return next((trials * self._final for trials in least if trials * self._final + change <= self._left), 0.0)
 
     def _next(self) -> Change | None:
         """Return the next change: what is expected to be slower last; before it the keys tried least often, of these
@@ -253,10 +265,11 @@ class Search:
         return False
 
     def _finals(self) -> None:
-        best, base = self._kept[-1], self.trials[0]
+        best = self._kept[-1]
         # What was kept comes first: it is sure, and others may be faster by luck alone.
         finalists = [each for each in (best, *fastest(self.trials)) if each]
         finalists = [each for number, each in enumerate(finalists) if not number or not same(each, finalists[0])]
+        replayed = self._recorded_finals(finalists)
         for turn, most in enumerate(TURNS, start=1):
             number = min(most, len(finalists))
             if number > 1 and self._left < (sum(TURNS) + len(TURNS)) * self._final:
@@ -264,10 +277,19 @@ class Search:
             if not number or self._left < (number + 1) * self._final:
                 return
             # Every other turn backwards: a machine that slows down steadily favours nobody.
-            order = [base.overrides, *finalists[:number]][:: 1 if turn % 2 else -1]
-            made = [self._tried(overrides, self._longer, turn=turn) for overrides in order]
+            order = [(), *finalists[:number]][:: 1 if turn % 2 else -1]
+            made = [self._tried(overrides, self._longer, replayed=replayed, turn=turn) for overrides in order]
             left = sorted((trial for trial in made if trial.measured and trial.overrides), key=lambda each: each.mean)
             finalists = [trial.overrides for trial in left]
+
+    def _recorded_finals(self, finalists: Sequence[Overrides]) -> bool:
+        """Record the base with the steps of the finals, where these can replay them: of all that differs between runs
+        of the same prompts, lengths differ most."""
+        trained = all(on_trained_side(key_of(override)) for each in finalists for override in each)
+        if not (finalists and trained and self._replays) or self._left < 3 * self._final:
+            return False
+        made = self._tried((), self._longer, records=True, turn=1)
+        return made.measured and self._can_replay(self._longer)
 
 
 def _beside(best: Overrides, change: Change) -> Overrides:

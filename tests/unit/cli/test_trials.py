@@ -154,8 +154,8 @@ def test_a_trial_that_is_told_to_stop_is_no_outcome(tried, tmp_path, part: str):
     thread.join()
 
 
-def asked(*overrides: str, steps: int = 3, replayed: bool = False) -> Request:
-    return Request(overrides, steps, 60.0, replayed)
+def asked(*overrides: str, steps: int = 3, replayed: bool = False, records: bool = False) -> Request:
+    return Request(overrides, steps, 60.0, replayed, records)
 
 
 @pytest.fixture
@@ -191,9 +191,11 @@ def test_a_trial_saves_validates_and_resumes_nothing_in_a_folder_of_its_own(home
     assert list(home.iterdir()) == []
 
 
-def test_the_first_trial_records_what_others_replay(home):
+def test_a_trial_records_what_others_replay(home):
     base = base_of_recipe(find_recipe("grpo-cpu"), ())
-    first, replay = (planned(base, home, *each).config for each in ((1, asked()), (4, asked(steps=6, replayed=True))))
+    first, replay = (
+        planned(base, home, *each).config for each in ((1, asked(records=True)), (4, asked(steps=6, replayed=True)))
+    )
     assert (first.skip.rollout_tq.enable, first.skip.rollout_tq.action) == (True, "cache")
     assert (replay.skip.rollout_tq.enable, replay.skip.rollout_tq.action) == (True, "repeat")
     assert (first.skip.rollout_tq.steps, replay.skip.rollout_tq.steps) == ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7])
@@ -224,13 +226,16 @@ def test_rollouts_are_replayed_only_where_all_steps_were_recorded_in_this_search
 
 def test_groups_that_are_filtered_and_sampled_anew_are_not_recorded(home):
     base = base_of_recipe(find_recipe("grpo-cpu"), ("algorithm.filter_groups.enable=true",))
-    assert not planned(base, home, 1, asked()).config.skip.rollout_tq.enable
+    assert not planned(base, home, 1, asked(records=True)).config.skip.rollout_tq.enable
 
 
-def test_what_recording_took_is_in_no_seconds_of_the_first_trial(home, monkeypatch):
+def test_what_recording_took_is_in_no_seconds_of_a_trial_that_records(home, monkeypatch):
     base = base_of_recipe(find_recipe("grpo-cpu"), ())
 
     def outcome(launch: PlannedRun, limit: float) -> Outcome:
+        if not launch.config.skip.rollout_tq.enable:
+            return Outcome("measured", (2.0, 3.0))
+        assert not has_recorded(base, home, 1), "verl would replay them"
         # The step of warm-up, and a second one; the third was not recorded.
         for step, seconds in ((1, 5.0), (2, 0.75)):
             folder = home / f"grpo-cpu-tune/rollouts/grpo-cpu-tune_verl-fuse/GBS8_N8_in16_out240/{step}/0"
@@ -242,9 +247,10 @@ def test_what_recording_took_is_in_no_seconds_of_the_first_trial(home, monkeypat
         return Outcome("measured", (2.0, 3.0))
 
     monkeypatch.setattr(trials, "outcome", outcome)
-    assert made(base, home, 1, asked(steps=2)).seconds == (1.25, 3.0)
-    # Another live trial records nothing.
+    assert made(base, home, 1, asked(steps=2, records=True)).seconds == (1.25, 3.0)
+    assert has_recorded(base, home, 1)
     assert made(base, home, 2, asked(steps=2)).seconds == (2.0, 3.0)
+    assert made(base, home, 3, asked(steps=2, records=True)).seconds == (1.25, 3.0)
 
 
 def test_a_base_that_ends_while_it_records_is_a_failure(home, monkeypatch):
@@ -255,7 +261,9 @@ def test_a_base_that_ends_while_it_records_is_a_failure(home, monkeypatch):
         return Outcome("out_of_memory", reason="so")
 
     monkeypatch.setattr(trials, "outcome", outcome)
-    assert made(base_of_recipe(find_recipe("grpo-cpu"), ()), home, 1, asked(steps=2)).kind == "out_of_memory"
+    assert (
+        made(base_of_recipe(find_recipe("grpo-cpu"), ()), home, 1, asked(steps=2, records=True)).kind == "out_of_memory"
+    )
 
 
 def test_a_trial_whose_disk_is_full_is_a_failure(home, monkeypatch):

@@ -75,6 +75,25 @@ def test_what_replays_save_is_taken_from_the_steps_of_the_base():
     assert (found.base.value, found.best.value) == (pytest.approx(5.5), pytest.approx(2.75))
 
 
+def test_finals_of_replays_are_compared_with_the_steps_that_they_repeat():
+    """What a replay saves counts of the step that was recorded for it, whatever other lengths the search had."""
+
+    def replay(overrides: tuple[str, ...], turn: int, *seconds: float) -> Trial:
+        kind = "measured" if seconds else "crashed"
+        return Trial(overrides, Outcome(kind, seconds), took=60.0, turn=turn, replayed=True)
+
+    made = [trial((), 60.0, 50.0), replay((), 0, 4.0, 3.0), replay(A, 0, 1.0, 0.5)]
+    first = [trial((), 6.0, 7.0, 9.0, turn=1), replay((), 1, 4.0, 5.0, 6.0), replay(A, 1, 1.0, 2.0, 2.0)]
+    second = [replay(A, 2, 2.0, 1.0, 3.0), replay((), 2, 4.0, 5.0, 6.0)]
+    found = answer([*made, *first])
+    assert (found.overrides, found.base.value, found.best.value) == (A, pytest.approx(22 / 3), pytest.approx(4.0))
+    found = answer([*made, *first, *second])
+    assert (found.base.value, found.best.value) == (pytest.approx(22 / 3), pytest.approx(25 / 6))
+    assert found.ratio.value == pytest.approx(44 / 25)
+    # A base whose replay failed is compared with nothing.
+    assert "not measured again" in answer([*made, first[0], replay((), 1), first[2]]).verdict
+
+
 def test_the_finalist_of_both_turns_wins_over_one_that_was_fast_in_one():
     made = [trial((), 9.0, 9.0), trial(A, 2.0, 2.0), trial(B, 3.0, 3.0)]
     first = [trial((), 4.0, 4.0, turn=1), trial(A, 1.0, 1.0, turn=1), trial(B, 1.9, 2.1, turn=1)]

@@ -72,7 +72,7 @@ class Machine:
             self.trial,
             steps=3,
             budget=900.0,
-            replays=lambda: replays,
+            replays=lambda steps: replays,
             clock=lambda: self.now,
         )
         found.run()

@@ -32,10 +32,13 @@ class Machine:
     def __init__(self, factors: dict[str, float], kinds: dict[str, str] | None = None, stops: str = ""):
         self.now, self.factors, self.kinds, self.stops = 0.0, factors, kinds or {}, stops
         self.asked: list[tuple[Overrides, int, float]] = []
+        # (overrides, steps) of those that recorded.
+        self.recorded: list[tuple[Overrides, int]] = []
 
     def trial(self, asked: Request) -> Outcome:
         overrides, steps, limit = asked.overrides, asked.steps, asked.limit
         self.asked.append((overrides, steps, limit))
+        self.recorded += [(overrides, steps)] if asked.records else []
         if self.stops in overrides:
             raise KeyboardInterrupt
         for override, kind in self.kinds.items():
@@ -56,7 +59,7 @@ def search(
     base: dict | None = None,
     budget: float = 3600.0,
     steps: int = 3,
-    replays: Callable[[], bool] = lambda: False,
+    replays: Callable[[int], bool] = lambda steps: False,
     ratio: Callable[[Overrides, Overrides, bool], float | None] = lambda one, other, replayed: None,
     dependent: bool = False,
     allow: tuple[str, ...] = (),
@@ -122,7 +125,7 @@ def test_what_is_predicted_to_save_most_comes_first_and_what_costs_last():
 def test_replays_are_predicted_from_replays():
     machine = Machine({f"{PACKED}=true": 0.5})
     base = {**PADDED, SEQS: 8}
-    found, _ = search(machine, PACKED, base=base, replays=lambda: True, ratio=lambda one, other, replayed: 2 / 3)
+    found, _ = search(machine, PACKED, base=base, replays=lambda steps: True, ratio=lambda one, other, replayed: 2 / 3)
     told = [(trial.overrides != (), trial.replayed, trial.predicted) for trial in found.trials[:3]]
     assert told == [(False, False, None), (False, True, None), (True, True, 2.0)]
 
@@ -230,6 +233,31 @@ def test_finalists_and_base_are_measured_in_turn_with_twice_the_steps_then_backw
     assert finals == [((), 6), (first, 6), (second, 6), (first, 6), ((), 6)]
 
 
+def test_finalists_of_the_trained_side_alone_replay_what_the_base_records_for_them():
+    factors = {f"{BUDGET}=8016": 0.5, f"{BUDGET}=4008": 0.7}
+    best, second = (f"{BUDGET}=8016",), (f"{BUDGET}=4008",)
+    machine = Machine(factors)
+    found, _ = search(machine, BUDGET, base={BUDGET: 501}, replays=lambda steps: True)
+    finals = [(each.overrides, each.replayed, each.turn) for each in found.trials if each.turn]
+    assert finals == [
+        ((), False, 1),
+        *((each, True, 1) for each in ((), best, second)),
+        *((each, True, 2) for each in (best, ())),
+    ]
+    assert machine.recorded == [((), 3), ((), 6)]
+    # Two trials have room beside those of the search, but not three.
+    for budget, replayed in ((360.0, {False, True}), (340.0, {False})):
+        found, _ = search(Machine(factors), BUDGET, base={BUDGET: 501}, budget=budget, replays=lambda steps: True)
+        assert {each.replayed for each in found.trials if each.turn} == replayed
+    # Where not all steps were recorded, or a key of the rollout is among them, all generate.
+    found, _ = search(Machine(factors), BUDGET, base={BUDGET: 501}, replays=lambda steps: steps == 3)
+    assert [each.replayed for each in found.trials if each.turn] == [False] * 6
+    machine = Machine(factors | {f"{SEQS}=32": 0.5})
+    found, _ = search(machine, BUDGET, SEQS, base={BUDGET: 501}, replays=lambda steps: True)
+    assert not any(each.replayed for each in found.trials if each.turn)
+    assert machine.recorded == [((), 3)]
+
+
 @pytest.mark.parametrize(("factor", "steps"), [(1.0, 6), (0.47, 6), (0.46, 7), (0.27, 11), (0.26, 12), (0.01, 12)])
 def test_finals_have_up_to_four_times_the_steps_where_a_start_takes_longer(factor: float, steps: int):
     """A start has 30 s and a step of warm-up; steps of 5 s that take half of it would be 3."""
@@ -269,7 +297,7 @@ def modes(found: Search) -> list[tuple[Overrides, bool]]:
 def test_the_trained_side_is_compared_by_replays_and_the_rollout_live():
     factors = {f"{BUDGET}=8016": 0.5, f"{SEQS}=32": 0.5, f"{PADDING}=true": 0.5}
     base = {BUDGET: 501, PADDING: False}
-    found, made = search(Machine(factors), BUDGET, SEQS, PADDING, base=base, replays=lambda: True)
+    found, made = search(Machine(factors), BUDGET, SEQS, PADDING, base=base, replays=lambda steps: True)
     budget, requests, padding = (f"{BUDGET}=8016",), (f"{SEQS}=32",), (f"{PADDING}=true",)
     assert modes(found)[:7] == [
         ((), False),
@@ -294,7 +322,10 @@ def test_without_replays_all_trials_are_live():
 
 def test_where_the_base_s_own_replay_fails_trials_are_live():
     found, _ = search(
-        Machine({f"{BUDGET}=8016": 0.5}, {"replayed": "crashed"}), BUDGET, base={BUDGET: 501}, replays=lambda: True
+        Machine({f"{BUDGET}=8016": 0.5}, {"replayed": "crashed"}),
+        BUDGET,
+        base={BUDGET: 501},
+        replays=lambda steps: True,
     )
     assert modes(found)[:3] == [((), False), ((), True), ((f"{BUDGET}=8016",), False)]
     assert found.trials[-1].turn == 2
@@ -311,7 +342,7 @@ def test_after_recorded_rollouts_are_gone_trials_are_live():
         return Outcome("refused", reason="so")
 
     machine.trial = trial
-    found, _ = search(machine, BUDGET, SEQS, base={BUDGET: 501}, replays=lambda: bool(recorded))
+    found, _ = search(machine, BUDGET, SEQS, base={BUDGET: 501}, replays=lambda steps: bool(recorded))
     assert modes(found)[:5] == [
         ((), False),
         ((), True),
@@ -327,7 +358,7 @@ def test_what_was_kept_by_replays_and_fails_live_is_given_up():
     machine.trial = lambda asked: (
         made(asked) if asked.replayed or not asked.overrides else Outcome("out_of_memory", reason="so")
     )
-    found, _ = search(machine, BUDGET, SEQS, base={BUDGET: 501}, replays=lambda: True)
+    found, _ = search(machine, BUDGET, SEQS, base={BUDGET: 501}, replays=lambda steps: True)
     assert modes(found)[2:5] == [((f"{BUDGET}=8016",), True), ((f"{BUDGET}=8016",), False), ((f"{SEQS}=32",), False)]
 
 
