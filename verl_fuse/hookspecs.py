@@ -117,9 +117,6 @@ class Trainer(Protocol):
         the devices of released replicas while other replicas generate. `deferred`: the loss is a mean over the batch's
         tokens."""
 
-    def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
-        """Train each model with the `fsdp_size` that `wanted` returns for a step, changed between two steps."""
-
     def use_deferred_critic(self) -> None:
         """Run the critic's update beside the stages that follow, until the values of the next step, which
         `fuse_infer_next` may stream once the update is done. Needs workers of its own (`fuse_devices`)."""

@@ -14,7 +14,7 @@ CONTRACTS: tuple[Contract, ...] = (
     # What the critic's loss reads, and where its metrics go (host/update/deferred.py).
     *names("verl.workers.utils.losses:value_loss verl.utils.tracking:Tracking.log transfer_queue:kv_batch_put"),
     *names("transfer_queue:kv_clear"),
-    # A checkpoint's files are written anew for another number of ranks (host/weights/layouts/resized.py).
+    # A checkpoint's files are written anew for another number of ranks (host/weights/resized.py).
     *names("verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint .save_checkpoint"),
     *config(f"{t.PPO_YAML} global_profiler.steps actor_rollout_ref.hybrid_engine:bool {t.FSDP_YAML} fsdp_size"),
     *config(f"{t.FSDP_YAML} ulysses_sequence_parallel_size"),

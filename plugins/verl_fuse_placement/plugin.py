@@ -61,7 +61,7 @@ class PlacementPlugin:
         if model != "critic" or self._chosen is None:
             return None
         # torch comes with the extra `verl`; planning works without.
-        from verl_fuse.host.weights.layouts.resized import resized_worker_class
+        from verl_fuse.host.weights.resized import resized_worker_class
 
         return resized_worker_class(base)
 

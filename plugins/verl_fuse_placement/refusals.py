@@ -120,10 +120,6 @@ def _pool(get: Get) -> Iterator[Refusal]:
             False,
             f"{_NEEDS} false: a fused update trains both models in the same processes",
         ),
-        "fuse.realloc.schedule": (
-            None,
-            f"{_NEEDS} null: layouts change where both models are on all devices",
-        ),
     }
     yield from required_if_set(get, off)
     if get("actor_rollout_ref.hybrid_engine") is False:

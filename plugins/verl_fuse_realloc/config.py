@@ -1,8 +1,7 @@
 """Defines the block `fuse.realloc`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from verl_fuse.spec.block import idle_while, left_to_preset, waiting
 
@@ -12,6 +11,5 @@ class ReallocConfig:
     """The fields are described in verl_fuse/host/config/fuse/default.yaml."""
 
     weight_sync: Literal["stock", "shards"] | None = field(default=None, metadata=left_to_preset("stock"))
-    timeout: float = field(default=300.0, metadata=waiting() | idle_while(weight_sync="stock", schedule=None))
-    checksums: bool = field(default=False, metadata=idle_while(weight_sync="stock", schedule=None))
-    schedule: Mapping[int, Any] | None = None
+    timeout: float = field(default=300.0, metadata=waiting() | idle_while(weight_sync="stock"))
+    checksums: bool = field(default=False, metadata=idle_while(weight_sync="stock"))

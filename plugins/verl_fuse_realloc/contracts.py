@@ -1,18 +1,15 @@
-"""Declares contracts: the code that the features of `realloc` rest on; a run checks those of the features that it uses.
+"""Declares contracts: the code that the features of `realloc` rest on; a run checks those of its engine.
 
-A sync of shards rests on how verl's worker hands weights to its rollout, and on the contents of its engine; a change of
-layout on how verl builds an FSDP2 engine, which is done again, and on the parts of the engine that are kept; both on
-the configuration that is required, changed or refused (refusals.py, schedule.py).
+A sync of shards rests on how verl's worker hands weights to its rollout, on the contents of its engine, and on the
+configuration that is required or refused (refusals.py).
 """
 
 from verl_fuse.host.upstream import targets as t
-from verl_fuse.spec.contract import Class, Contract, Decorator, config, names
+from verl_fuse.spec.contract import Class, Contract, config, names
 
 LM_ENGINE = f"{t.MEGATRON_ENGINES}:MegatronEngineWithLMHead"
 ROLLOUT = "verl.workers.rollout.vllm_rollout"
 LAYERS = "vllm.model_executor.layers"
-STATE = f"{t.FULLY_SHARD}._fsdp_state:FSDPState"
-GROUP = f"{t.FULLY_SHARD}._fsdp_param_group:FSDPParamGroup"
 
 SYNC_CONTRACTS: tuple[Contract, ...] = (
     # The seam: the worker hands the weights that the engine exports to its rollout (hybrid.py).
@@ -47,24 +44,4 @@ MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
     *config(f"{t.MEGATRON_YAML} virtual_pipeline_model_parallel_size expert_tensor_parallel_size:any qat.enable:bool"),
     *config(f"{t.MEGATRON_YAML} context_parallel_size:int dynamic_context_parallel:bool use_megatron_fsdp:bool"),
     *config(f"{t.MEGATRON_YAML} override_transformer_config:dict"),
-)
-LAYOUT_CONTRACTS: tuple[Contract, ...] = (
-    # verl prepares a module for training in shards with this code, which runs again over another mesh (change.py).
-    *names("verl.utils.fsdp_utils:apply_fsdp2 :_select_fsdp2_wrap_targets :maybe_patch_fsdp_module"),
-    *names(f"{t.FSDP_ENGINE}._init_device_mesh ._build_optimizer verl.workers.engine.fsdp.utils:create_device_mesh"),
-    *names(f"{t.FSDP_ENGINES}:EngineEvalModeCtx.__exit__ verl.workers.config:FSDPEngineConfig.fsdp_size="),
-    *names("verl.workers.config:FSDPEngineConfig.reshard_after_forward"),
-    # torch's `fully_shard` leaves these on a module; all of them are taken off again (layouts/unwrap.py).
-    *names(f"{t.FULLY_SHARD}._fsdp_init:_apply_to_module {t.FULLY_SHARD}._fsdp_param:FSDPParam._post_load_hook_handle"),
-    *names(f"{STATE}._post_forward_hook_handle ._pre_forward_hook_handle ._fsdp_param_group? ._mp_policy= ._modules="),
-    *names(f"{STATE}.init torch.distributed._composable_state:_module_state_mapping :_insert_module_state"),
-    *names(f"{t.FULLY_SHARD}._fully_shard:FSDPModule.reshard {GROUP}._module_to_pre_save_state_dict_hook_handle"),
-    *names(f"{GROUP}._module_to_pre_load_state_dict_hook_handle ._register_state_dict_hooks .offload_policy="),
-    *names(f"{GROUP}.fsdp_params torch.distributed._composable.contract:REGISTRY_KEY :STATE_KEY :contract"),
-    # A checkpoint is loaded in the layout in which it was written (layouts/worker.py).
-    *names(f"{t.WORKER}.load_checkpoint {t.TRAINING_WORKER}.load_checkpoint"),
-    Decorator(f"{t.WORKER}.load_checkpoint", t.ONE_TO_ALL),
-    Decorator(f"{t.TRAINING_WORKER}.load_checkpoint", t.ONE_TO_ALL),
-    *config(f"{t.FSDP_YAML} fsdp_size ulysses_sequence_parallel_size offload_policy"),
-    *config(f"{t.MODEL_YAML} enable_activation_offload"),
 )

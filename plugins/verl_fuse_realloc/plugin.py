@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from verl_fuse.feature import Feature
-from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.hookspecs import hookimpl
 from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
@@ -13,11 +13,10 @@ from verl_fuse_realloc import contracts
 from verl_fuse_realloc.config import ReallocConfig
 from verl_fuse_realloc.features import FEATURES
 from verl_fuse_realloc.refusals import refusals, syncs
-from verl_fuse_realloc.schedule import LayoutSchedule, scheduled
 
 
 class ReallocPlugin:
-    """Put the moves of weights in place; the host has the code that moves weights."""
+    """Put the sync by shards in place; the host has the code that moves weights."""
 
     HOOK_API = 2
 
@@ -36,13 +35,10 @@ class ReallocPlugin:
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
         if config is None:
-            return (*contracts.SYNC_CONTRACTS, *contracts.MEGATRON_SYNC_CONTRACTS, *contracts.LAYOUT_CONTRACTS)
+            return (*contracts.SYNC_CONTRACTS, *contracts.MEGATRON_SYNC_CONTRACTS)
         get = getter(config)
         megatron = contracts.MEGATRON_SYNC_CONTRACTS if get("actor_rollout_ref.actor.strategy") == "megatron" else ()
-        return (
-            *((*contracts.SYNC_CONTRACTS, *megatron) if syncs(get) else ()),
-            *(contracts.LAYOUT_CONTRACTS if scheduled(get) else ()),
-        )
+        return (*contracts.SYNC_CONTRACTS, *megatron) if syncs(get) else ()
 
     @hookimpl(wrapper=True)
     def fuse_worker_class(
@@ -51,22 +47,13 @@ class ReallocPlugin:
         # The class extends the class that another plugin makes of verl's: a run may train fused and send shards.
         found = yield
         get, default = getter(config), ReallocConfig()
+        if model != "actor" or not syncs(get):
+            return found
         timeout, checksums = get("fuse.realloc.timeout"), get("fuse.realloc.checksums")
         options = TransferOptions(
             default.timeout if timeout is None else float(timeout),
             default.checksums if checksums is None else checksums,
         )
-        if model == "actor" and syncs(get):
-            from verl_fuse.host.weights.sync.hybrid import shard_sync_worker_class
+        from verl_fuse.host.weights.sync.hybrid import shard_sync_worker_class
 
-            found = shard_sync_worker_class(found or base, options)
-        if scheduled(get):
-            from verl_fuse.host.weights.layouts.worker import layout_worker_class
-
-            found = layout_worker_class(model, found or base, options)
-        return found
-
-    @hookimpl
-    def fuse_setup(self, trainer: Trainer) -> None:
-        if trainer.block("realloc").schedule:
-            trainer.use_layouts(LayoutSchedule.read(getter(trainer.config)).wanted)
+        return shard_sync_worker_class(found or base, options)

@@ -115,7 +115,6 @@ _FSDP = f"{ACTOR}.fsdp_config"
 # These settings must be off while updates are streamed: each with its value then, and the reason.
 _OFF_IN_STREAMS: dict[str, tuple[Any, str]] = {
     "algorithm.filter_groups.enable": (False, "false: which groups are trained is known after generation"),
-    "fuse.realloc.schedule": (None, "null: shards would not stay on the devices of a replica"),
     f"{ACTOR}.ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
     f"{_FSDP}.ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
     f"{_FSDP}.offload_policy": (False, "false: gradients that wait were not run in host memory"),

@@ -107,23 +107,6 @@ HOLDS = {
     },
     "weights/computed.py": {"engine_config": "verl.workers.config:FSDPEngineConfig"},
     "weights/buckets.py": {"engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"},
-    "layouts/change.py": {
-        "self._engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
-        "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
-        "self._engine.engine_config": "verl.workers.config:FSDPEngineConfig",
-        "engine.engine_config": "verl.workers.config:FSDPEngineConfig",
-        "policies": "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState",
-        "policies._fsdp_param_group": "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup",
-    },
-    "layouts/unwrap.py": {
-        "state": "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState",
-        "group": "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup",
-    },
-    "layouts/held.py": {
-        "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
-        "engine.model_config": "verl.workers.config:HFModelConfig",
-    },
-    "layouts/worker.py": {"base": "verl.workers.engine_workers:ActorRolloutRefWorker"},
     "sync/trained.py": {
         "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
         "engine.model_config": "verl.workers.config:HFModelConfig",
@@ -194,7 +177,6 @@ OTHERS = {
     "standalone/weights.py": {("worker", "__ray_call__")},
     "megatron/fusion.py": {("engine", "view")},
     "update/fused.py": {("critic", "fused_update")},
-    "layouts/worker.py": {("base", "__name__"), ("base", "__doc__")},
     "sync/hybrid.py": {
         ("worker", "_verl_fuse_stream"),
         ("worker", "__dict__"),

@@ -43,7 +43,6 @@ with warnings.catch_warnings():
     from verl_fuse.host.update.critic.driver import CriticFirst
     from verl_fuse.host.update.fused import FusedUpdates
     from verl_fuse.host.update.lean.options import LeanOptions
-    from verl_fuse.host.weights.layouts.driver import Layouts
 
 from verl_fuse.hookspecs import Trainer
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView
@@ -451,19 +450,6 @@ def test_standalone_replicas_load_what_was_left_before_the_sync():
     assert [call[0] for call in pool.seen] == ["take_in", "load", "take_in"]
 
 
-def test_layouts_are_those_of_the_step_after_the_sync():
-    group = Calls(
-        change_layout=[SimpleNamespace(seconds=1.0, received_bytes=3), SimpleNamespace(seconds=2.0, received_bytes=4)]
-    )
-    part = Layouts({"actor": group}, lambda step: {"actor": 2 if step < 3 else 4})
-    part.with_weight_sync(0)
-    assert part.metrics == {"fuse/realloc_seconds": 2.0, "fuse/realloc_bytes": 7.0}
-    part.with_weight_sync(1)
-    assert part.metrics["fuse/realloc_seconds"] == 0.0
-    part.with_weight_sync(2)
-    assert group.seen == [("change_layout", 2, 1), ("change_layout", 4, 3)]
-
-
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize(
     ("method", "stage"),
@@ -619,10 +605,9 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     assert trainer.parts == []
     run.use_slices()
     assert trainer.inference.seen[0][:2] == ("use_slices", ("slice 0",))
-    run.use_layouts(lambda step: {})
     run.use_fused_update(lambda problem: None, 5.0)
     kinds = [type(part).__name__ for part in trainer.parts]
-    assert kinds == ["SliceRefresh", "Layouts", "FusedUpdates"]
+    assert kinds == ["SliceRefresh", "FusedUpdates"]
     monkeypatch.setattr(features.assembly, "deferred_critic", lambda trainer: SimpleNamespace(lane="critic's lane"))
     monkeypatch.setattr(features.assembly, "values_apart", lambda trainer, deferred: f"values on {deferred.lane}")
     run.use_deferred_critic()

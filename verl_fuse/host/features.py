@@ -1,7 +1,7 @@
 """The object that plugins get at `fuse_setup`: the run's configuration, views of its replicas, and one method per
 feature that a plugin may switch on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from verl_fuse.host.update.lean.driver import LeanUpdates
 from verl_fuse.host.update.lean.options import LeanOptions
 from verl_fuse.host.update.schedules import Solve
 from verl_fuse.host.update.shared import PlacedPrompts
-from verl_fuse.host.weights.layouts.driver import Layouts
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import ReplicaView, Stage
 
@@ -153,10 +152,6 @@ class Features:
         streamed = assembly.streamed_updates(trainer, trainer.run_stage, trainer.inference, options, deferred)
         trainer.director.training = streamed
         trainer.parts.append(streamed)
-
-    def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
-        """Train each model with the `fsdp_size` that `wanted` returns for a step, changed between two steps."""
-        self._trainer.parts.append(Layouts(assembly.training_groups(self._trainer), wanted))
 
     def use_deferred_critic(self) -> None:
         """Run the critic's update beside the stages that follow, until the values of the next step, which

@@ -71,10 +71,6 @@ FACTORS: Factors = {
         "shards": Value({"fuse.realloc.weight_sync": "shards", "fuse.realloc.checksums": True}),
     },
     "speculation": {"off": Value(), "on": Value({"fuse.speculation.enabled": True, "fuse.speculation.tokens": 4})},
-    "layout": {
-        "fixed": Value(),
-        "changed": Value({"fuse.realloc.schedule": {2: {"actor": {"fsdp_size": 1}}}}),
-    },
     "precision": {
         "fp32": Value(),
         "reference bf16": Value({"actor_rollout_ref.ref.fsdp_config.model_dtype": "bf16"}),
@@ -171,6 +167,10 @@ FACTORS: Factors = {
 JOINED = (("placement", "critic"), ("logits",), ("ranks",), ("prompts",))
 LATER = tuple(name for group in JOINED for name in group)
 
+# A factor that left the table after rows had run, behind the one named, and what was refused beside its second value:
+# rows that had its first one stay, with their results.
+LEFT = ("layout", ("fixed", "changed"), "speculation", (("engine", "lora"), ("placement", "deferred")))
+
 # Two factors' values that a run refuses together before it starts, and the key that its message names.
 REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     (
@@ -183,11 +183,9 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     # verl asks the critic for values without adapters.
     ("algorithm", ("ppo",), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("sync", ("shards",), "engine", ("lora",), f"{MODEL}.lora_rank"),
-    ("layout", ("changed",), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("algorithm", ("grpo+kl",), "update", ("lean",), f"{ACTOR}.use_kl_loss"),
     # A critic is placed, where there is one and it stays there.
     ("algorithm", ("grpo", "grpo+kl", "dapo"), "placement", ("deferred",), "algorithm.adv_estimator"),
-    ("layout", ("changed",), "placement", ("deferred",), "fuse.realloc.schedule"),
     ("algorithm", ("grpo", "grpo+kl", "dapo"), "critic", ("first",), "algorithm.adv_estimator"),
     ("placement", ("deferred",), "critic", ("first",), "fuse.placement.critic"),
     ("engine", ("fused kernels",), "logits", ("responses",), f"{MODEL}.use_fused_kernels"),
@@ -202,7 +200,6 @@ FEATURES = (
     "elastic",
     "sync",
     "speculation",
-    "layout",
     "update",
     "recovery",
     "placement",
@@ -250,7 +247,6 @@ EVERYTHING: Row = {
     "interstage": "slices+tail",
     "elastic": "on",
     "sync": "shards",
-    "layout": "changed",
     "batches": "packed",
     "critic": "first",
     "logits": "responses",
@@ -282,17 +278,20 @@ def default_row(factors: Factors = FACTORS) -> dict[str, str]:
 def rows() -> list[dict[str, str]]:
     """The rows of the table: those that `make test` runs, then those that cover most; then those of the factors that
     joined later."""
-    plain, refused = default_row(), refused_pairs()
-    there = [name for name in NAMES if name not in LATER]
-    table = covering_rows({name: NAMES[name] for name in there}, refused, ALWAYS)
+    left, values, behind, beside = LEFT
+    names = {key: of for name in NAMES for key, of in ((name, NAMES[name]), *([(left, [*values])] * (name == behind)))}
+    plain = {name: of[0] for name, of in names.items()}
+    refused = {**refused_pairs(), **{((left, values[1]), other): left for other in beside}}
+    there = [name for name in names if name not in LATER]
+    table = covering_rows({name: names[name] for name in there}, refused, ALWAYS)
     for group in JOINED:
         known = [{**row, **{name: plain[name] for name in group}} for row in table]
         # Every other factor is at its first value: a row with all factors at others is too long to read.
         halves = [{name: plain[name] for name in part} for part in (there[::2], there[1::2])]
-        begun = [{**half, name: value} for name in group for value in NAMES[name][1:] for half in halves]
+        begun = [{**half, name: value} for name in group for value in names[name][1:] for half in halves]
         there += group
-        table = covering_rows({name: NAMES[name] for name in there}, refused, [*known, *begun])
-    return table
+        table = covering_rows({name: names[name] for name in there}, refused, [*known, *begun])
+    return [{name: value for name, value in row.items() if name != left} for row in table]
 
 
 def stock_row(row: Row) -> dict[str, str]:

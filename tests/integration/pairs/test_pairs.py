@@ -102,7 +102,6 @@ def test_everything_at_once_holds(verl_home: Path, forks, record_property):
     assert done.code == 0, done.log
     # On a busy machine no step's tail may be looked at in time; a row of its own asks that one moves.
     assert [fault for fault in faults(vars(done), None) if "no tail moved" not in fault] == []
-    assert any(metrics.get("fuse/realloc_bytes", 0) > 0 for metrics in done.metrics.values())
     found = figures(vars(done))
     assert (found.samples, found.expected, found.missing, found.duplicated) == (48, 48, 0, 0)
     assert found.streamed == 48

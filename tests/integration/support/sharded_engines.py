@@ -167,124 +167,6 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def shape(worker: Any) -> dict[str, Any]:
-    """How an engine is built, apart from numbers: classes, hooks, keys of state dicts, placements, what
-    FSDP2 does with each module."""
-    from verl_fuse.host.weights.layouts.unwrap import state_of, wrapped
-
-    module = worker.engine.module
-    state = module.state_dict()
-    return {
-        "classes": [type(part).__name__ for part in module.modules()],
-        "hooks": [
-            {key: len(hooks) for key, hooks in vars(part).items() if key.endswith("_hooks")}
-            for part in module.modules()
-        ],
-        "state": {name: (tuple(t.shape), str(t.dtype), str(t.placements)) for name, t in state.items()},
-        "same": [state["lm_head.weight"] is state["model.embed_tokens.weight"]] if "lm_head.weight" in state else [],
-        "mesh": (tuple(worker.engine.device_mesh.mesh.shape), worker.engine.device_mesh.mesh_dim_names),
-        "policies": [
-            (
-                str(kept._mp_policy),
-                (g := kept._fsdp_param_group) and (str(g.offload_policy), g.post_forward_mesh_info is None),
-            )
-            for kept in map(state_of, wrapped(module))
-        ],
-        "config": str(worker.engine.engine_config),
-    }
-
-
-def layout(world: World, worker: Any, name: str, timeout: float = 60.0) -> Any:
-    """The worker's layout, with a store of its own."""
-    import torch.distributed as dist
-
-    from verl_fuse.host.weights.layouts.change import EngineLayout
-    from verl_fuse.runtime.reshard.options import TransferOptions
-
-    store = dist.PrefixStore(f"{name}", world.store)
-    return EngineLayout(worker.engine, name, store=store, node="node", options=TransferOptions(timeout, True))
-
-
-def moved_about(world: World, folder: Path, name: str) -> dict[str, Any]:
-    """From four shards over copies of two to four copies, and back; two steps of training before, none in between."""
-
-    one = worker(world, folder, name)
-    changing = layout(world, one, f"{name} about")
-    shapes = [
-        (parameter.shape[0], parameter.numel() // parameter.shape[0]) for parameter in one.engine.module.parameters()
-    ]
-    found: dict[str, Any] = {"shapes": shapes, "untrained": changing.change(2, 0).received_bytes}
-    changing.change(-1, 0)
-    for step in range(2):
-        trained(one, name, step)
-    before, mine, rates = wholes(one), shards(one), one.engine.lr_scheduler.state_dict()
-    optimizer, scheduler = one.engine.optimizer, one.engine.lr_scheduler
-    found["tensors"] = len(before)
-    found["changes"], built = [], {}
-    for fsdp_size in (2, 1, 2, -1):
-        moved = changing.change(fsdp_size, 2)
-        if fsdp_size not in built:
-            built[fsdp_size] = shape(worker(world, folder, name, fsdp_size))
-        unlike = [key for key, value in built[fsdp_size].items() if shape(one)[key] != value]
-        found["changes"].append((moved.received_bytes, same(before, wholes(one)), unlike))
-    found["again"] = changing.change(-1, 2).received_bytes
-    found["identity"] = same(mine, shards(one))
-    found["kept"] = (
-        one.engine.optimizer is optimizer
-        and scheduler.optimizer is optimizer
-        and scheduler.state_dict() == rates
-        and [len(group["params"]) for group in optimizer.param_groups] == [len(list(one.engine.module.parameters()))]
-    )
-    return found
-
-
-def switched(world: World, folder: Path, name: str) -> dict[str, Any]:
-    """Four steps in four shards, and the same from the third step on in two copies of two: through the class that Ray
-    workers have, with a checkpoint after the third step, which a worker in four shards loads again."""
-    import torch
-    from ray import cloudpickle
-    from verl.workers.engine_workers import TrainingWorker
-
-    from verl_fuse.host.weights.layouts import worker as module
-    from verl_fuse.runtime.reshard.options import TransferOptions
-
-    stock = worker(world, folder, name)
-    numbers = [trained(stock, name, step) for step in range(4)]
-    whole = wholes(stock)
-    # Inside one worker class both models are what verl calls a critic: their own engine.
-    kind = cloudpickle.loads(
-        cloudpickle.dumps(module.layout_worker_class("critic", TrainingWorker, TransferOptions(60.0, True)))
-    )
-    layouts = {}
-
-    def built() -> Any:
-        one = worker(world, folder, name, kind=kind)
-        one._verl_fuse_layout = layouts[one] = layout(world, one, f"{name} {len(layouts)}")
-        return one
-
-    # A folder of each rank alone, as where every node has a disk of its own.
-    checkpoint = str(folder / f"{name} checkpoint of rank {world.rank}")
-    ours, found = built(), []
-    for step in range(4):
-        if step == 2:
-            draw = torch.get_rng_state()
-            layouts[ours].change(2, 2)
-            unmoved = torch.equal(draw, torch.get_rng_state())
-        found.append(trained(ours, name, step))
-        if step == 2:
-            ours.save_checkpoint(checkpoint, global_step=3)
-    late = built()
-    late.load_checkpoint(checkpoint)
-    resumed = trained(late, name, 3)
-    return {
-        "before": found[:2] == numbers[:2],
-        "numbers": (numbers[2:], found[2:]),
-        "difference": max(float((whole[key] - value).abs().max()) for key, value in wholes(ours).items()),
-        "random": unmoved,
-        "resumed": (resumed == found[3], same(wholes(late), wholes(ours)), layouts[late].fsdp_size),
-    }
-
-
 def wrote(world: World, folder: Path, fsdp_size: int) -> dict[str, Any]:
     """Two steps of a critic in shards of that size, and its checkpoint; everything it holds, whole."""
     ours = worker(world, folder, "critic", fsdp_size=fsdp_size)
@@ -299,7 +181,7 @@ def went_on(world: World, folder: Path, written: str) -> dict[str, Any]:
     from ray import cloudpickle
     from verl.workers.engine_workers import TrainingWorker
 
-    from verl_fuse.host.weights.layouts.resized import resized_worker_class
+    from verl_fuse.host.weights.resized import resized_worker_class
 
     kind = cloudpickle.loads(cloudpickle.dumps(resized_worker_class(TrainingWorker)))
     ours = worker(world, folder, "critic", kind=kind)
@@ -312,37 +194,3 @@ def went_on(world: World, folder: Path, written: str) -> dict[str, Any]:
         "learned": learned,
         "untouched": before == sorted(file.name for file in (folder / written).iterdir()),
     }
-
-
-def refused(world: World, folder: Path) -> list[str]:
-    """What a change says of an engine it cannot change, of ranks with different weights, and of a rank that fails;
-    all before it is of use."""
-    import torch
-
-    from verl_fuse.errors import FuseError
-    from verl_fuse.host.weights.layouts.unwrap import state_of
-
-    said = []
-    for fault in ("torch", "optimizer", "version", "failure"):
-        one = worker(world, folder, "critic")
-        trained(one, "critic", 0)
-        changing = layout(world, one, f"refused {fault}", timeout=10.0)
-        state = next(iter(one.engine.optimizer.state.values()))
-        shard = state_of(one.engine.module)
-        if fault == "torch":
-            handle = shard.__dict__.pop("_post_forward_hook_handle")
-        elif fault == "optimizer":
-            state["row"] = torch.zeros(3)
-        elif fault == "failure" and world.rank == 1:
-            one.engine.engine_config = None
-        try:
-            changing.change(1, world.rank // 3 if fault == "version" else 1)
-        except (FuseError, AttributeError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-        if fault == "torch":
-            shard._post_forward_hook_handle = handle
-        elif fault == "optimizer":
-            del state["row"]
-        if fault in ("torch", "optimizer"):
-            said.append(str(changing.change(1, 1).received_bytes > 0))
-    return said

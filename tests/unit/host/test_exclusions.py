@@ -28,7 +28,6 @@ ENGINES = {
 }
 ON = {"fuse.interstage.enabled": True, "fuse.elastic.enabled": True}
 SLICES = {**ON, "fuse.interstage.layout": "slices"}
-SIZES = {2: {"actor": {"fsdp_size": 2}, "critic": {"fsdp_size": 2}}}
 PLACED = {"first": 2, "devices": 2}
 CPU = {"trainer.device": "cpu", "critic.ppo_mini_batch_size": 4}
 PARKED = {"fuse.elastic.enabled": True, "fuse.elastic.max_replicas": 2}
@@ -68,7 +67,6 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.placement.defer", True, {"fuse.placement.critic": PLACED, **PARKED}, "fsdp2"),
     ("fuse.realloc.weight_sync", "shards", {}, "fsdp2"),
     ("fuse.realloc.weight_sync", "shards", {}, "megatron"),
-    ("fuse.realloc.schedule", SIZES, {}, "fsdp2"),
     ("fuse.speculation.enabled", True, {}, "fsdp2"),
     ("fuse.update.skip_zero_gradient", True, {}, "fsdp2"),
     ("fuse.update.skip_zero_gradient", True, {}, "megatron"),

@@ -105,7 +105,6 @@ def test_a_value_of_another_type_is_refused(refused, key, value, says):
         # What no class of verl's describes.
         (f"{ROLLOUT}.engine_kwargs.vllm.max_num_seqs", "abc"),
         ("algorithm._target_", "acme.config.Algorithm"),
-        ("fuse.realloc.schedule", {2: {"actor": 1}}),
         # Not known before the run.
         ("trainer.n_gpus_per_node", "${oc.env:NOWHERE_SET}"),
         # Of what this run lacks.

@@ -93,14 +93,12 @@ def test_the_sync_goes_on_top_of_another_plugins_workers():
 @pytest.mark.parametrize(("timeout", "checksums"), [(30.0, True), (None, None)])
 def test_workers_wait_and_sum_as_the_block_says(monkeypatch, timeout, checksums):
     pytest.importorskip("verl")
-    asked = {}
-    for module, name in (("sync.hybrid", "shard_sync_worker_class"), ("layouts.worker", "layout_worker_class")):
-        target = f"verl_fuse.host.weights.{module}.{name}"
-        monkeypatch.setattr(target, lambda *args, name=name: asked.setdefault(name, args[-1]) and object)
-    block = {"weight_sync": "shards", "timeout": timeout, "checksums": checksums, "schedule": {3: {"actor": {}}}}
+    asked = []
+    target = "verl_fuse.host.weights.sync.hybrid.shard_sync_worker_class"
+    monkeypatch.setattr(target, lambda base, options: asked.append(options) or object)
+    block = {"weight_sync": "shards", "timeout": timeout, "checksums": checksums}
     plugins.load().hook.fuse_worker_class(model="actor", base=object, config=composed(fuse__realloc=block))
-    options = TransferOptions(30.0, True) if timeout else TransferOptions(300.0, False)
-    assert asked == {"shard_sync_worker_class": options, "layout_worker_class": options}
+    assert asked == [TransferOptions(30.0, True) if timeout else TransferOptions(300.0, False)]
 
 
 @pytest.mark.parametrize(

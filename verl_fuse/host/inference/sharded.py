@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._traversal_utils import _get_fsdp_handles
 from verl.utils.fsdp_utils import fsdp_version
 
 from verl_fuse.host.weights.gathered import reshard
-from verl_fuse.host.weights.layouts.unwrap import state_of, wrapped
 
 
 class Shards(Protocol):
@@ -50,8 +50,11 @@ class ParameterShards:
     """The shards of FSDP2: one shard of each parameter."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, parts = module, wrapped(module)
-        groups = [group for part in parts if (group := state_of(part)._fsdp_param_group) is not None]
+        parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
+        # FSDP2 keeps no group of a module all of whose parameters belong to modules wrapped within it.
+        states: list[Any] = [fully_shard.state(part) for part in parts]  # pyright: ignore[reportFunctionMemberAccess]
+        groups = [group for state in states if (group := state._fsdp_param_group) is not None]
+        self._module = module
         self.parameters: list[Any] = [shard for group in groups for shard in group.fsdp_params]
         for part in parts:
             # The first time a module is gathered, FSDP2 looks its shards up anew: it would put the shards in host

@@ -1,1 +1,1 @@
-"""Moves weights: to replicas, to slices, between layouts."""
+"""Moves weights: to replicas, to slices."""

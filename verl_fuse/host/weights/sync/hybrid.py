@@ -57,23 +57,18 @@ def exporting(worker: Any, version: int, options: TransferOptions) -> Iterator[N
     """Let the actor's engine export the part that this rank's vLLM worker loads, within the block; raise an error if a
     part was not taken."""
     engine, rollout = worker.actor.engine, worker.config.rollout
-    opened, layout, stream = worker.__dict__.get("_verl_fuse_stream", (0, None, None))
-    # A Megatron engine has no mesh, and never another layout.
-    mesh = getattr(engine, "device_mesh", None)
-    if stream is None or layout is not mesh:
-        # The engine has another layout than at the last sync (host/layouts), or this is the first sync.
-        if stream is not None:
-            stream.close()
+    stream = worker.__dict__.get("_verl_fuse_stream")
+    if stream is None:
         engines = VllmSharding(
             rollout.tensor_model_parallel_size, worker.world_size // rollout.tensor_model_parallel_size
         )
         bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
         node = ray.util.get_node_ip_address()
-        store: Any = PrefixStore(f"verl_fuse/sync {opened}", dist.distributed_c10d._get_default_store())
+        store: Any = PrefixStore("verl_fuse/sync", dist.distributed_c10d._get_default_store())
         stream = open_stream(
             engine, engines, TORCH_DTYPES[rollout.dtype], bucket, store=store, node=node, options=options
         )
-        worker._verl_fuse_stream = (opened + 1, mesh, stream)
+        worker._verl_fuse_stream = stream
     arriving = stream.run(own_shards(engine), version)
     engine.get_per_tensor_param = lambda **_: (arriving, None)
     with remote_recorder().span("shards", f"rank {worker.rank}", "sync", version=version) as seen:

@@ -32,7 +32,7 @@ def resized_worker_class(base: type) -> type:
 
     @functools.wraps(load)
     def load_checkpoint(self: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
-        from verl_fuse.host.weights.layouts.resized import resize, written_by
+        from verl_fuse.host.weights.resized import resize, written_by
 
         if (wrote := written_by(Path(local_path), self.world_size)) is None:
             return load(self, local_path, *args, **kwargs)

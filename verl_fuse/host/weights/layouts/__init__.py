@@ -1,1 +1,0 @@
-"""Changes the layout in which an engine of verl trains, between two steps."""
