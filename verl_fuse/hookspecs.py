@@ -11,9 +11,7 @@ from verl_fuse.feature import Feature
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event
 from verl_fuse.spec.memory import RankMemory
-from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.prompts import Prediction, Prompt
-from verl_fuse.spec.schedule import Schedule
 from verl_fuse.spec.step import LaneView, Migration, Refusal, ReplicaView, RequestView, RolloutView, Stage
 from verl_fuse.spec.timeline import Timeline
 
@@ -67,9 +65,9 @@ class Trainer(Protocol):
         """Let `fuse_scale` ask for up to `most` replicas more, each created within `launch_timeout` seconds. Needs
         `use_routing` before."""
 
-    def use_fused_update(self, solve: Callable[[ScheduleProblem], Schedule | None], timeout: float) -> None:
-        """Update critic and actor in one call, in the order of the schedule that `solve` finds (None: no order is
-        faster than one model after the other). `timeout`: seconds a rank may wait within an update."""
+    def add_part(self, make: Callable[[Any, Mapping[str, Any]], Any]) -> None:
+        """Add what `make` returns, a `verl_fuse.host.record.step.TrainerPart`, to the parts of the step. `make` gets
+        verl's trainer, and the worker groups that train "actor" and "critic"."""
 
     def use_lean_update(
         self,

@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "integration" / "su
 from ranks import CPU, Ranks, World
 from small_gpt import MESSAGE, forward_backward, open_view, replica, step, tokens
 
-from verl_fuse.host.update.megatron.stage import ForwardBackwardCall, MegatronStage
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.lower import lower
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule, parse_text
+from verl_fuse_pipeline.megatron.stage import ForwardBackwardCall, MegatronStage
 
 RANKS = 4
 FORWARD, BACKWARD = 0.05, 0.1

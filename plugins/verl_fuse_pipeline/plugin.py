@@ -16,7 +16,7 @@ from verl_fuse_pipeline.refusals import enabled, refusals
 
 
 class PipelinePlugin:
-    """Put the fused update of actor and critic in place; the host has the code that runs the update."""
+    """Put the fused update of actor and critic in place."""
 
     HOOK_API = 2
 
@@ -40,7 +40,7 @@ class PipelinePlugin:
     def fuse_worker_class(self, model: str, base: type, config: Mapping[str, Any]) -> type | None:
         if not enabled(getter(config)):
             return None
-        from verl_fuse.host.update.megatron.worker import pipeline_worker_class
+        from verl_fuse_pipeline.megatron.worker import pipeline_worker_class
 
         return pipeline_worker_class(model, base)
 
@@ -49,9 +49,9 @@ class PipelinePlugin:
         block: PipelineConfig = trainer.block("pipeline")
         if not block.enabled or block.schedule == "serial":
             return
-        # The solvers take a second to import.
+        # The solvers take a second to import; the extra `megatron` brings what the update needs.
+        from verl_fuse_pipeline.fused import FusedUpdates
         from verl_fuse_pipeline.policy import fused_schedule
 
-        trainer.use_fused_update(
-            partial(fused_schedule, wanted=block.schedule, seconds=block.solve_seconds), block.timeout
-        )
+        solve = partial(fused_schedule, wanted=block.schedule, seconds=block.solve_seconds)
+        trainer.add_part(lambda host, groups: FusedUpdates(host, groups, host.run_stage, solve, block.timeout))

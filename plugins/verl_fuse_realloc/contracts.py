@@ -28,7 +28,7 @@ SYNC_CONTRACTS: tuple[Contract, ...] = (
     *config(f"{t.ROLLOUT_YAML} pipeline_model_parallel_size checkpoint_engine.update_weights_bucket_megabytes"),
 )
 MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
-    # The seam, and the contents of the engine: a pipeline's parts on this rank, wrapped (weights/sync/megatron.py).
+    # The seam, and the contents of the engine: a pipeline's parts on this rank, wrapped (sync/megatron.py).
     *names(f"verl.utils.megatron_utils:load_megatron_model_to_gpu :unwrap_model {LM_ENGINE}.get_per_tensor_param"),
     *names(f"{LM_ENGINE}._build_megatron_module .module .model_config .is_param_offload_enabled()"),
     # The model has groups of its own, a padded vocabulary and blocks per stage.

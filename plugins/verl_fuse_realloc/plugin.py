@@ -54,6 +54,6 @@ class ReallocPlugin:
             default.timeout if timeout is None else float(timeout),
             default.checksums if checksums is None else checksums,
         )
-        from verl_fuse.host.weights.sync.hybrid import shard_sync_worker_class
+        from verl_fuse_realloc.sync.hybrid import shard_sync_worker_class
 
         return shard_sync_worker_class(found or base, options)

@@ -160,7 +160,7 @@ HOLDS = {
         "model_config": "megatron.core.transformer.transformer_config:TransformerConfig",
     },
     "megatron/stage.py": {"self._config": "megatron.core.transformer.transformer_config:TransformerConfig"},
-    "update/fused.py": {
+    "verl_fuse_pipeline/fused.py": {
         "batch": META,
         "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
         "critic": "verl.single_controller.ray.base:RayWorkerGroup",
@@ -176,7 +176,7 @@ OTHERS = {
     "host/assembly.py": {("trainer", name) for name in ("call", "journal", "lane", "settings", "replicas")},
     "standalone/weights.py": {("worker", "__ray_call__")},
     "megatron/fusion.py": {("engine", "view")},
-    "update/fused.py": {("critic", "fused_update")},
+    "verl_fuse_pipeline/fused.py": {("critic", "fused_update")},
     "sync/hybrid.py": {
         ("worker", "_verl_fuse_stream"),
         ("worker", "__dict__"),

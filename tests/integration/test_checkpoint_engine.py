@@ -1,6 +1,6 @@
 """verl's checkpoint engine `fuse` between shards of FSDP2 and Megatron and the workers of standalone replicas.
 
-Shows the invariants in the docstring of verl_fuse/host/weights/sync/checkpoint_engine.py. What vLLM loads of such
+Shows the invariants in the docstring of plugins/verl_fuse_realloc/sync/checkpoint_engine.py. What vLLM loads of such
 tensors: test_weight_sync.py.
 """
 

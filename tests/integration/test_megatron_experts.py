@@ -1,6 +1,6 @@
 """Experts that Megatron shares out over ranks become the weights of vLLM's own Qwen3-MoE, and of copies that have all.
 
-Shows the invariants in the docstrings of verl_fuse/host/weights/sync/megatron.py and
+Shows the invariants in the docstrings of plugins/verl_fuse_realloc/sync/megatron.py and
 verl_fuse/host/weights/whole_megatron.py for expert parallelism.
 """
 

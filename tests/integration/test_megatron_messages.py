@@ -1,5 +1,5 @@
 """Message shapes against verl's own preprocessing, on four gloo processes. Shows the invariants of
-verl_fuse/host/update/megatron/messages.py."""
+plugins/verl_fuse_pipeline/megatron/messages.py."""
 
 import random
 import sys
@@ -32,8 +32,8 @@ def compared(world: World) -> list[str]:
     from megatron.core import parallel_state
     from verl.models.mcore.util import preprocess_bshd_engine, preprocess_thd_engine
 
-    from verl_fuse.host.update.megatron.messages import Padding
-    from verl_fuse.host.update.megatron.view import View
+    from verl_fuse_pipeline.megatron.messages import Padding
+    from verl_fuse_pipeline.megatron.view import View
 
     draw, different = random.Random(0), []
     for tensor, context in SIZES:
@@ -64,7 +64,7 @@ def test_shapes_are_those_of_verls_preprocessing(ranks: Ranks):
 
 
 def test_sequence_parallel_stages_hand_on_their_share():
-    from verl_fuse.host.update.megatron.messages import Padding
+    from verl_fuse_pipeline.megatron.messages import Padding
 
     padding = Padding(True, 2, 1, True, 8, torch.bfloat16)
     assert padding.message([5, 3]) == ((5, 1, 8), torch.bfloat16)
@@ -75,7 +75,7 @@ def from_configs(world: World) -> list[str]:
     from megatron.core.transformer.transformer_config import TransformerConfig
     from verl.workers.config import McoreEngineConfig
 
-    from verl_fuse.host.update.megatron.messages import Padding
+    from verl_fuse_pipeline.megatron.messages import Padding
 
     def model(**options: object) -> TransformerConfig:
         return TransformerConfig(

@@ -1,6 +1,6 @@
 """Megatron models through the fused executor, on four gloo processes: bitwise what Megatron's own 1F1B computes, with
 its own DistributedDataParallel and gradient finalisation. Shows the invariants in the docstring of
-verl_fuse/host/update/megatron/stage.py.
+plugins/verl_fuse_pipeline/megatron/stage.py.
 """
 
 import sys
@@ -51,7 +51,7 @@ def fused_schedule(tp: int, stages: int, microbatches: int, critic_microbatches:
 def compared(world: World, schedule: Schedule, tp: int, options: dict[str, bool], wrong: bool) -> list[str]:
     """Return losses and gradients of this rank that are not bitwise those of Megatron's 1F1B; `wrong`: the actor
     repeats its first micro-batch."""
-    from verl_fuse.host.update.megatron.stage import ForwardBackwardCall, MegatronStage
+    from verl_fuse_pipeline.megatron.stage import ForwardBackwardCall, MegatronStage
 
     problem, row = schedule.problem, world.rank // tp
     views = {p.model: open_view(p.model, p.model == "critic", tp, p.stages) for p in problem.pipelines}
@@ -111,7 +111,7 @@ def test_a_wrong_micro_batch_is_seen_in_every_stage_of_its_model(ranks: Ranks):
 
 
 def refused(world: World) -> list[str]:
-    from verl_fuse.host.update.megatron.stage import ForwardBackwardCall, MegatronStage
+    from verl_fuse_pipeline.megatron.stage import ForwardBackwardCall, MegatronStage
 
     view = open_view("actor", False, 1, 4)
     model: Any = gpt(view, 0)

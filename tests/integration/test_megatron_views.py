@@ -1,7 +1,7 @@
 """Parallel-state views with real Megatron modules on four gloo processes: layouts, isolation, and a fused
 program through two of them.
 
-Shows the invariants in the docstrings of verl_fuse/host/update/megatron/{view,placement}.py.
+Shows the invariants in the docstrings of plugins/verl_fuse_pipeline/megatron/{view,placement}.py.
 """
 
 import sys
@@ -103,7 +103,7 @@ def test_tensor_parallel_ranks_stay_together_in_a_mirrored_view(ranks: Ranks):
 def isolation(world: World) -> list[Any]:
     from megatron.core import parallel_state as ps
 
-    from verl_fuse.host.update.megatron.view import _read
+    from verl_fuse_pipeline.megatron.view import _read
 
     before = _read()
     actor, critic = open_view("one", False, 1, 4), open_view("other", True, 1, 2)
@@ -131,7 +131,7 @@ def test_views_nest_keep_what_is_theirs_and_leave_nothing_outside(ranks: Ranks):
 
 def uninitialised(world: World) -> str:
     from verl_fuse.errors import FuseError
-    from verl_fuse.host.update.megatron.view import View
+    from verl_fuse_pipeline.megatron.view import View
 
     with pytest.raises(FuseError) as caught:
         View("critic").self_test()
@@ -147,7 +147,7 @@ def test_a_view_that_holds_nothing_fails_its_self_test(ranks: Ranks):
 def sorted_anyway(world: World) -> str:
     """Return the self-test's error where torch sorts ranks behind Megatron's back."""
     from verl_fuse.errors import FuseError
-    from verl_fuse.host.update.megatron import placement
+    from verl_fuse_pipeline.megatron import placement
 
     @contextmanager
     def nothing() -> Iterator[None]:
@@ -170,7 +170,7 @@ def test_the_self_test_notices_groups_that_were_sorted():
 
 def old_torch(world: World) -> list[int]:
     """Without `sort_ranks`, the module's `sorted` is replaced; here on a torch that has both."""
-    from verl_fuse.host.update.megatron.placement import sorting_off
+    from verl_fuse_pipeline.megatron.placement import sorting_off
 
     with sorting_off():
         group = dist.new_group([3, 1, 0, 2])

@@ -1,7 +1,7 @@
 """Shards of verl's own Megatron engines become the weights of real vLLM models: what vLLM has
 from the whole checkpoint.
 
-Shows the invariants in the docstring of verl_fuse/host/weights/sync/megatron.py.
+Shows the invariants in the docstring of plugins/verl_fuse_realloc/sync/megatron.py.
 """
 
 import sys

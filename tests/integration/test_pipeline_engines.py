@@ -2,7 +2,7 @@
 trains one after the other.
 
 Three steps of verl's TrainingWorkers with its PPO losses, clipping, Adam, and a falling learning rate, on four gloo
-processes. Shows the invariants in the docstrings of verl_fuse/host/update/megatron/{engine,fusion}.py.
+processes. Shows the invariants in the docstrings of plugins/verl_fuse_pipeline/megatron/{engine,fusion}.py.
 """
 
 import hashlib

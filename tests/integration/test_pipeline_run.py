@@ -2,7 +2,7 @@
 first measured, then fused.
 
 On two ranks of two stages; test_pipeline_engines.py has four. Shows the invariants in the docstring
-of verl_fuse/host/update/fused.py; and that replicas which get the stages' shards generate with what
+of plugins/verl_fuse_pipeline/fused.py; and that replicas which get the stages' shards generate with what
 was trained, in every step.
 """
 

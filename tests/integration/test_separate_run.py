@@ -30,7 +30,7 @@ SETTINGS = (
     # A process per worker.
     "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
     f"{ENGINE}.backend=fuse",
-    f"{ENGINE}.custom_backend_module=verl_fuse.host.weights.sync.checkpoint_engine",
+    f"{ENGINE}.custom_backend_module=verl_fuse_realloc.sync.checkpoint_engine",
     "ray_kwargs.ray_init.num_gpus=4",
     f"trainer.total_training_steps={STEPS}",
     "trainer.save_freq=-1",

@@ -41,8 +41,8 @@ with warnings.catch_warnings():
     from verl_fuse.host.start.compat import lock, start
     from verl_fuse.host.trainer import FuseTrainer
     from verl_fuse.host.update.critic.driver import CriticFirst
-    from verl_fuse.host.update.fused import FusedUpdates
     from verl_fuse.host.update.lean.options import LeanOptions
+    from verl_fuse_pipeline.fused import FusedUpdates
 
 from verl_fuse.hookspecs import Trainer
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView
@@ -605,7 +605,7 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     assert trainer.parts == []
     run.use_slices()
     assert trainer.inference.seen[0][:2] == ("use_slices", ("slice 0",))
-    run.use_fused_update(lambda problem: None, 5.0)
+    run.add_part(lambda host, groups: FusedUpdates(host, groups, host.run_stage, lambda problem: None, 5.0))
     kinds = [type(part).__name__ for part in trainer.parts]
     assert kinds == ["SliceRefresh", "FusedUpdates"]
     monkeypatch.setattr(features.assembly, "deferred_critic", lambda trainer: SimpleNamespace(lane="critic's lane"))
@@ -629,11 +629,6 @@ def test_slices_get_weights_before_the_replicas_wake_where_an_export_needs_a_dev
         monkeypatch.setattr(features.assembly, "exports_on_devices", lambda config, found=on_devices: found)
         features.Features(trainer).use_slices()
         assert trainer.parts[-1]._on_devices is on_devices
-
-
-def test_a_fused_update_waits_as_long_as_it_is_told(trainer):
-    features.Features(trainer).use_fused_update(lambda problem: None, 5.0)
-    assert trainer.parts[-1]._timeout == 5.0
 
 
 @pytest.mark.parametrize("bypass", [True, False, None])

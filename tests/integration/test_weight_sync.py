@@ -1,7 +1,7 @@
 """Shards of real FSDP2 modules become the weights of real vLLM models, tensor-parallel ones included: what vLLM has
 from the whole parameters.
 
-Shows the invariants in the docstrings of verl_fuse/host/weights/sync.
+Shows the invariants in the docstrings of plugins/verl_fuse_realloc/sync.
 """
 
 import multiprocessing.forkserver

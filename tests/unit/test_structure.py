@@ -79,6 +79,8 @@ MAY_IMPORT_HEAVY = {
     "verl_fuse.runtime": {"torch"},
     "verl_fuse_cpu": HEAVY,
     "verl_fuse_patches": HEAVY,
+    **{f"verl_fuse_pipeline.{name}": HEAVY for name in ("fused", "joint", "megatron")},
+    "verl_fuse_realloc.sync": HEAVY,
     "verl_fuse_speculation.scheduler": {"vllm"},
 }
 # Where Hydra, which comes with the extra `verl`, is imported outside the host side.

@@ -1,7 +1,7 @@
 """The object that plugins get at `fuse_setup`: the run's configuration, views of its replicas, and one method per
 feature that a plugin may switch on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -9,13 +9,13 @@ from omegaconf import OmegaConf
 
 from verl_fuse.host import assembly
 from verl_fuse.host.inference.refresh import SliceRefresh
+from verl_fuse.host.record.step import TrainerPart
 from verl_fuse.host.rollout.routing import Routing
 from verl_fuse.host.rollout.standalone.sync import StandaloneSync
 from verl_fuse.host.update.balance import BalancedUpdates, Model
 from verl_fuse.host.update.critic.driver import CriticFirst
 from verl_fuse.host.update.lean.driver import LeanUpdates
 from verl_fuse.host.update.lean.options import LeanOptions
-from verl_fuse.host.update.schedules import Solve
 from verl_fuse.host.update.shared import PlacedPrompts
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import ReplicaView, Stage
@@ -88,15 +88,10 @@ class Features:
         export = partial(assembly.exported_whole, trainer.actor_rollout_wg)
         trainer.parts.append(StandaloneSync(pool, trainer.run_stage, export))
 
-    def use_fused_update(self, solve: Solve, timeout: float) -> None:
-        """Update critic and actor in one call, in the order of the schedule that `solve` finds; a rank waits
-        up to `timeout` seconds."""
-        # The extra `megatron` brings the packages that this module needs.
-        from verl_fuse.host.update.fused import FusedUpdates
-
-        trainer = self._trainer
-        groups = assembly.training_groups(trainer)
-        trainer.parts.append(FusedUpdates(trainer, groups, trainer.run_stage, solve, timeout))
+    def add_part(self, make: Callable[[Any, Mapping[str, Any]], TrainerPart]) -> None:
+        """Add what `make` returns to the parts of the step; it gets verl's trainer and the worker groups of the trained
+        models."""
+        self._trainer.parts.append(make(self._trainer, assembly.training_groups(self._trainer)))
 
     def use_lean_update(
         self,

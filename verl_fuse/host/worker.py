@@ -65,7 +65,7 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
         import torch
 
         from verl_fuse.host.rollout.standalone.weights import export_whole
-        from verl_fuse.host.weights.sync.hybrid import TORCH_DTYPES
+        from verl_fuse.host.weights.computed import TORCH_DTYPES
 
         dtype = TORCH_DTYPES.get(getter(self.config)("rollout.dtype"), torch.float32)
         return export_whole(self.actor.engine, self.rank, self.world_size, dtype)
@@ -125,7 +125,7 @@ def _recorded(method: Callable, name: str, category: Category, first: int) -> Ca
 
 
 def _with_spans(method: Callable) -> Callable:
-    """Return `method`, a fused update (host/update/megatron/worker.py), with its measured spans handed to the
+    """Return `method`, a fused update (verl_fuse_pipeline/megatron/worker.py), with its measured spans handed to the
     collector."""
 
     @functools.wraps(method)

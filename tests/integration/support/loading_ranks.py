@@ -14,7 +14,7 @@ from ranks import World
 RANKS = 4
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-PRELOAD = ["vllm.model_executor.models.llama", "vllm.engine.arg_utils", "verl_fuse.host.weights.sync.hybrid"]
+PRELOAD = ["vllm.model_executor.models.llama", "vllm.engine.arg_utils", "verl_fuse_realloc.sync.hybrid"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def opened(world: World, name: str, engine: Any, engines: Any, dtype: Any) -> An
     """A stream with a store of its own."""
     import torch.distributed as dist
 
-    from verl_fuse.host.weights.sync.hybrid import TransferOptions, open_stream
+    from verl_fuse_realloc.sync.hybrid import TransferOptions, open_stream
 
     store = dist.PrefixStore(name, world.store)
     return open_stream(engine, engines, dtype, 1 << 16, store=store, node="node", options=TransferOptions(60.0, True))
@@ -127,8 +127,8 @@ def compared(
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    from verl_fuse.host.weights.sync.trained import own_shards
     from verl_fuse.reshard.vllm import VllmSharding
+    from verl_fuse_realloc.sync.trained import own_shards
 
     # Where names differ, vLLM talks through gloo instead of shared memory.
     os.environ["VLLM_DIST_IDENT"] = f"rank {world.rank}"

@@ -110,10 +110,10 @@ def taken(world: World, folder: Path) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from verl_fuse.host.update.megatron.view import View
     from verl_fuse.host.weights.buckets import fill
     from verl_fuse.host.weights.whole_megatron import held_parts, own_parts
     from verl_fuse.spec.layout import Layout
+    from verl_fuse_pipeline.megatron.view import View
 
     checkpoint = whole(folder)
     found: dict[str, Any] = {}

@@ -35,8 +35,8 @@ class NodeRank:
 
         A connection would not tell: another process may listen on the same port of another address.
         """
-        from verl_fuse.host.weights.sync.checkpoint_engine import FuseCheckpointEngine
         from verl_fuse_cpu.checkpoint_engine import GlooCheckpointEngine
+        from verl_fuse_realloc.sync.checkpoint_engine import FuseCheckpointEngine
 
         found = {}
         for engine in (FuseCheckpointEngine(1 << 20, is_master=True), GlooCheckpointEngine(1 << 20, is_master=True)):

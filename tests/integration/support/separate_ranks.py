@@ -36,7 +36,7 @@ def synced(world: World, tp: int, make: Callable[[World], tuple[Any, dict]], fau
     `make` gives a training rank's engine, None to a worker, and the whole parameters to both.
     """
     from verl_fuse.errors import FuseError
-    from verl_fuse.host.weights.sync.checkpoint_engine import FuseCheckpointEngine
+    from verl_fuse_realloc.sync.checkpoint_engine import FuseCheckpointEngine
 
     timeout = 5.0 if fault else 60.0
     engine = FuseCheckpointEngine(1 << 16, is_master=world.rank == 0, timeout_seconds=timeout, checksums=True)

@@ -294,7 +294,7 @@ def train(world: World, folder: Path, case: Case, fused: bool) -> Trained:
 
 def _train(world: World, folder: Path, case: Case, fused: bool) -> Trained:
     if fused:
-        from verl_fuse.host.update.megatron.engine import use_views
+        from verl_fuse_pipeline.megatron.engine import use_views
 
         use_views()
     views = {name: None if fused else _stock_view(model) for name, model in case.models.items()}
@@ -361,7 +361,7 @@ def _build(world: World, folder: Path, case: Case, views: Any) -> tuple[dict[str
                 workers[name].load_checkpoint(str(case.load / name))
     if any(views.values()):
         return workers, None
-    from verl_fuse.host.update.megatron.fusion import Fusion
+    from verl_fuse_pipeline.megatron.fusion import Fusion
 
     engines = {name: trained.engine for name, trained in workers.items()}
     return workers, Fusion(engines, timeout=60.0)
@@ -394,7 +394,7 @@ class _Greedy(dict):
 @contextmanager
 def _fault(fault: str) -> Iterator[None]:
     """The actor's micro-batches in another order, or one of them twice."""
-    from verl_fuse.host.update.megatron import fusion
+    from verl_fuse_pipeline.megatron import fusion
 
     with pytest.MonkeyPatch.context() as patch:
         if fault:
@@ -419,7 +419,7 @@ _stock_views: dict[tuple[int, int], Any] = {}
 
 def _stock_view(model: Model) -> Any:
     """Megatron's own layout, for engines of stock verl: one per sizes, as this process trains several cases."""
-    from verl_fuse.host.update.megatron.view import View
+    from verl_fuse_pipeline.megatron.view import View
 
     return _stock_views.setdefault((model.tp, model.pp), View("stock"))
 
@@ -454,11 +454,11 @@ def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple,
     from verl.workers import engine_workers
 
     from verl_fuse.host.record.spans import Recorder
-    from verl_fuse.host.update.megatron import worker as module
-    from verl_fuse.host.update.report import UpdateOrder
-    from verl_fuse.host.update.schedules import UpdateSchedules
     from verl_fuse.host.worker import recording_worker_class
+    from verl_fuse_pipeline.megatron import worker as module
     from verl_fuse_pipeline.policy import fused_schedule
+    from verl_fuse_pipeline.report import UpdateOrder
+    from verl_fuse_pipeline.schedules import UpdateSchedules
 
     def sent(value: Any) -> Any:
         return cloudpickle.loads(cloudpickle.dumps(value))
@@ -506,7 +506,7 @@ def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple,
 def exported(world: World, folder: Path) -> dict[str, str]:
     """Digests of the actor's weights as its engine hands them to a rollout, by name, iterated
     over outside of any view."""
-    from verl_fuse.host.update.megatron.engine import use_views
+    from verl_fuse_pipeline.megatron.engine import use_views
 
     use_views()
     case = Case(actor=Model(tp=2, pp=2), critic=Model(tp=2, pp=2), distributed_optimizer=True)

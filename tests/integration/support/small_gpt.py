@@ -21,7 +21,7 @@ def open_view(name: str, mirrored: bool, tp: int, pp: int) -> Any:
     its groups cost threads."""
     from megatron.core import parallel_state
 
-    from verl_fuse.host.update.megatron.view import View
+    from verl_fuse_pipeline.megatron.view import View
 
     view = View(name, mirrored)
     with view.active():

@@ -18,4 +18,4 @@ def _wait(module):
     cls.ready = waited
 
 
-on_import("verl_fuse.host.update.schedules", _wait)
+on_import("verl_fuse_pipeline.schedules", _wait)

@@ -1,5 +1,5 @@
 """Jobs in one thread whose calls are made together; shows the invariants in the docstring of
-verl_fuse/host/update/joint.py."""
+plugins/verl_fuse_pipeline/joint.py."""
 
 from contextlib import contextmanager
 
@@ -8,7 +8,7 @@ import pytest
 from verl_fuse.errors import FuseError
 
 pytest.importorskip("greenlet")
-from verl_fuse.host.update.joint import JointCalls
+from verl_fuse_pipeline.joint import JointCalls
 
 
 def test_jobs_run_to_their_calls_and_go_on_with_their_own_results():

@@ -9,8 +9,8 @@ pytest.importorskip("verl")
 import torch
 from torch.overrides import TorchFunctionMode
 
-from verl_fuse.host.weights.sync import trained
 from verl_fuse.runtime.reshard.messages import _beside
+from verl_fuse_realloc.sync import trained
 
 
 @pytest.mark.parametrize("offloaded", [True, False])

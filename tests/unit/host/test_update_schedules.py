@@ -1,4 +1,4 @@
-"""Schedules from measured updates; shows the invariants in the docstring of verl_fuse/host/update/schedules.py."""
+"""Schedules from measured updates; shows the invariants in the docstring of plugins/verl_fuse_pipeline/schedules.py."""
 
 import logging
 from dataclasses import replace
@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.update.report import ModelCost, RankReport
-from verl_fuse.host.update.schedules import UpdateSchedules, problem
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
+from verl_fuse_pipeline.report import ModelCost, RankReport
+from verl_fuse_pipeline.schedules import UpdateSchedules, problem
 
 PLACEMENTS = {"actor": ((0, 1),), "critic": ((1, 0),)}
 

@@ -120,14 +120,12 @@ def test_ranks_of_all_nodes_count():
     ],
 )
 def test_a_fused_update_is_set_up_with_its_limits_of_time(block, asked):
-    told = []
-    trainer = SimpleNamespace(
-        block=lambda plugin: block,
-        use_fused_update=lambda solve, timeout: told.append(
-            (solve.keywords["wanted"], solve.keywords["seconds"], timeout)
-        ),
-    )
+    pytest.importorskip("greenlet")
+    parts, host = [], SimpleNamespace(run_stage=None)
+    trainer = SimpleNamespace(block=lambda plugin: block, add_part=lambda make: parts.append(make(host, {})))
     PLUGIN.fuse_setup(trainer=trainer)
+    solves = [part._schedules._solve.keywords for part in parts]
+    told = [(solve["wanted"], solve["seconds"], part._timeout) for solve, part in zip(solves, parts, strict=True)]
     assert told == asked
 
 

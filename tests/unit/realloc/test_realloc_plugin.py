@@ -94,7 +94,7 @@ def test_the_sync_goes_on_top_of_another_plugins_workers():
 def test_workers_wait_and_sum_as_the_block_says(monkeypatch, timeout, checksums):
     pytest.importorskip("verl")
     asked = []
-    target = "verl_fuse.host.weights.sync.hybrid.shard_sync_worker_class"
+    target = "verl_fuse_realloc.sync.hybrid.shard_sync_worker_class"
     monkeypatch.setattr(target, lambda base, options: asked.append(options) or object)
     block = {"weight_sync": "shards", "timeout": timeout, "checksums": checksums}
     plugins.load().hook.fuse_worker_class(model="actor", base=object, config=composed(fuse__realloc=block))

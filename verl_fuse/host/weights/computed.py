@@ -15,6 +15,8 @@ from verl.utils.torch_dtypes import PrecisionType
 
 # verl's own default, where the configuration names no dtype (`FSDPEngine._build_fsdp_module`).
 _DEFAULT = "bf16"
+# By the names that a rollout's `dtype` has for them.
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def computed_dtype(engine_config: Any) -> torch.dtype:

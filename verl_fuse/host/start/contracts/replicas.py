@@ -1,5 +1,5 @@
 """Declares contracts on replicas with devices of their own (standalone/), the engines that carry weights to them
-(weights/sync/checkpoint_engine.py), the processes that a weight sync waits for (watchdog.py), and parts of torch."""
+(verl_fuse_realloc/sync/checkpoint_engine.py), the processes that a weight sync waits for, and parts of torch."""
 
 from verl_fuse.host.upstream import targets as t
 from verl_fuse.spec.contract import Class, Contract, Decorator, config, names

@@ -10,9 +10,9 @@ from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, register
 
-from verl_fuse.host.update.megatron.engine import use_views
-from verl_fuse.host.update.report import RankReport, UpdateOrder
 from verl_fuse.spec.schedule import Schedule
+from verl_fuse_pipeline.megatron.engine import use_views
+from verl_fuse_pipeline.report import RankReport, UpdateOrder
 
 _workers: dict[str, Any] = {}
 
@@ -23,7 +23,7 @@ def pipeline_worker_class(model: str, base: type) -> type:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         # By value in another process, this function must find that process's module.
-        from verl_fuse.host.update.megatron import worker
+        from verl_fuse_pipeline.megatron import worker
 
         worker.use_views()
         base.__init__(self, *args, **kwargs)
@@ -33,7 +33,7 @@ def pipeline_worker_class(model: str, base: type) -> type:
     def fused_update(self: Any, critic_data: Any, actor_data: Any, order: UpdateOrder) -> tuple[Any, Any, RankReport]:
         """Update both models on this rank's data: return verl's outputs of `train_mini_batch` and `update_actor`, and
         the measurements."""
-        from verl_fuse.host.update.megatron import worker
+        from verl_fuse_pipeline.megatron import worker
 
         return worker.update(self, base, critic_data, actor_data, order)
 
@@ -61,7 +61,7 @@ def update(
 
 @cache
 def _fusion(timeout: float) -> Any:
-    from verl_fuse.host.update.megatron.fusion import Fusion
+    from verl_fuse_pipeline.megatron.fusion import Fusion
 
     return Fusion({"actor": _workers["actor"].actor.engine, "critic": _workers["critic"].engine}, timeout)
 

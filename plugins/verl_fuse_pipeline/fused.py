@@ -19,10 +19,10 @@ from verl.single_controller.base.decorator import collect_lazy_compute_data_prot
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
-from verl_fuse.host.update.joint import JointCalls
-from verl_fuse.host.update.report import RankReport, UpdateOrder
-from verl_fuse.host.update.schedules import Solve, UpdateSchedules
 from verl_fuse.spec.timeline import FUSED_UPDATE
+from verl_fuse_pipeline.joint import JointCalls
+from verl_fuse_pipeline.report import RankReport, UpdateOrder
+from verl_fuse_pipeline.schedules import Solve, UpdateSchedules
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ import megatron.core.parallel_state as parallel_state
 import torch.distributed as dist
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.update.megatron.placement import mirrored_pipelines
+from verl_fuse_pipeline.megatron.placement import mirrored_pipelines
 
 # Groups whose order carries meaning, and the ranks they were meant to have.
 _GROUPS = {

@@ -21,12 +21,6 @@ import torch
 import torch.distributed as dist
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.update.joint import JointCalls
-from verl_fuse.host.update.megatron.captured import CapturedCall, capturing
-from verl_fuse.host.update.megatron.messages import Padding
-from verl_fuse.host.update.megatron.stage import MegatronStage
-from verl_fuse.host.update.megatron.view import View
-from verl_fuse.host.update.report import MODELS, ModelCost, RankReport
 from verl_fuse.host.weights.megatron_memory import offloaded_bytes
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.links import Link, open_links
@@ -38,6 +32,12 @@ from verl_fuse.schedule.solution import Budget
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 from verl_fuse.spec.timeline import Span
+from verl_fuse_pipeline.joint import JointCalls
+from verl_fuse_pipeline.megatron.captured import CapturedCall, capturing
+from verl_fuse_pipeline.megatron.messages import Padding
+from verl_fuse_pipeline.megatron.stage import MegatronStage
+from verl_fuse_pipeline.megatron.view import View
+from verl_fuse_pipeline.report import MODELS, ModelCost, RankReport
 
 Schedules = Mapping[tuple[int, int], Schedule]
 """Micro-batches of actor and critic -> what runs them."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
-from verl_fuse.host.update.megatron.view import View
+from verl_fuse_pipeline.megatron.view import View
 
 VENDOR = "verl_fuse"
 

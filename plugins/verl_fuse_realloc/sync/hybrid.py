@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import remote_recorder
-from verl_fuse.host.weights.sync.trained import own_shards, trained
+from verl_fuse.host.weights.computed import TORCH_DTYPES
 from verl_fuse.reshard.loadable import LoadableSharding
 from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.vllm import VllmSharding
@@ -29,9 +29,8 @@ from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse.runtime.reshard.port import open_port
 from verl_fuse.runtime.reshard.stream import ParameterStream, StreamRoute
 from verl_fuse.runtime.watch import Watch
+from verl_fuse_realloc.sync.trained import own_shards, trained
 
-# Types of a rollout's elements.
-TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # The version of a sync that verl gives no step.
 UNNUMBERED = -1
 
@@ -42,7 +41,7 @@ def shard_sync_worker_class(base: type, options: TransferOptions) -> type:
     @functools.wraps(base.update_weights)  # type: ignore[attr-defined]
     async def update_weights(self: Any, global_steps: int | None = None, mode: str = "auto") -> Any:
         # This function travels to another process by value, and must find that process's module.
-        from verl_fuse.host.weights.sync import hybrid
+        from verl_fuse_realloc.sync import hybrid
 
         if mode != "naive":
             return await base.update_weights(self, global_steps=global_steps, mode=mode)  # type: ignore[attr-defined]

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.update.report import MODELS, Counts, RankReport
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
+from verl_fuse_pipeline.report import MODELS, Counts, RankReport
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from megatron.core.pipeline_parallel.schedules import backward_step, deallocate_
 from megatron.core.utils import get_model_config, get_model_type
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.update.megatron.view import View
 from verl_fuse.runtime.stage import TensorSpec
+from verl_fuse_pipeline.megatron.view import View
 
 # Options of a Megatron model that its own schedules handle and that no stage does, with the value that asks for
 # nothing.

@@ -8,10 +8,10 @@ import verl.workers.engine.megatron.transformer_impl as transformer_impl
 from verl.utils.tensordict_utils import get_non_tensor_data
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.update.joint import JointCalls
-from verl_fuse.host.update.megatron.messages import Padding
-from verl_fuse.host.update.megatron.stage import ForwardBackwardCall
 from verl_fuse.runtime.stage import TensorSpec
+from verl_fuse_pipeline.joint import JointCalls
+from verl_fuse_pipeline.megatron.messages import Padding
+from verl_fuse_pipeline.megatron.stage import ForwardBackwardCall
 
 
 @contextmanager

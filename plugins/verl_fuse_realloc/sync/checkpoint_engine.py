@@ -3,7 +3,7 @@ each worker gets the part it loads straight from the ranks that hold the part. v
 and send it whole to every worker.
 
 Select it with `rollout.checkpoint_engine.backend=fuse` and
-`custom_backend_module=verl_fuse.host.weights.sync.checkpoint_engine`, in any trainer mode of verl that has standalone
+`custom_backend_module=verl_fuse_realloc.sync.checkpoint_engine`, in any trainer mode of verl that has standalone
 replicas. `checkpoint_engine.engine_kwargs.fuse.timeout_seconds` (default 300) bounds every wait, `checksums` (default
 false) adds a sum to every message. verl opens and closes the transfer around every sync, so replicas may come and go
 between two syncs.
@@ -34,8 +34,7 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.on_import import on_import
-from verl_fuse.host.weights.sync.hybrid import TORCH_DTYPES, UNNUMBERED
-from verl_fuse.host.weights.sync.trained import own_shards, trained
+from verl_fuse.host.weights.computed import TORCH_DTYPES
 from verl_fuse.reshard.loadable import LoadableSharding
 from verl_fuse.reshard.parameters import parameters_of
 from verl_fuse.reshard.sharding import PlacedSharding
@@ -47,6 +46,8 @@ from verl_fuse.runtime.reshard.port import open_port
 from verl_fuse.runtime.reshard.stream import ParameterStream, StreamRoute
 from verl_fuse.runtime.watch import Stopped, Watch
 from verl_fuse.spec.model import Model
+from verl_fuse_realloc.sync.hybrid import UNNUMBERED
+from verl_fuse_realloc.sync.trained import own_shards, trained
 
 
 @CheckpointEngineRegistry.register("fuse")  # pyright: ignore[reportAttributeAccessIssue]  upstream lacks @staticmethod

@@ -37,7 +37,7 @@ def trained(engine: Any) -> Trained:
     config = engine.model_config.hf_config
     weights = parameters_of(Model.from_hf(config.to_dict(), config.model_type), config.model_type)
     if is_megatron(engine):
-        from verl_fuse.host.weights.sync import megatron
+        from verl_fuse_realloc.sync import megatron
 
         device = next(iter(megatron.own_shards(engine).values())).device.type
         return Trained(weights, megatron.placed(engine, weights), device)
@@ -57,7 +57,7 @@ def own_shards(engine: Any, device: int | None = None) -> dict[str, torch.Tensor
     Megatron are first brought back to their device, as verl's own sync does it; verl offloads them again. Those of FSDP
     are read in host memory, once the copies of this rank's `device` (None: the thread's) have arrived there."""
     if is_megatron(engine):
-        from verl_fuse.host.weights.sync import megatron
+        from verl_fuse_realloc.sync import megatron
 
         if engine.is_param_offload_enabled:
             megatron.load(engine)
