@@ -111,6 +111,8 @@ def test_ranks_of_all_nodes_count():
     ]
 
 
+# Ray warns when verl is imported.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("block", "asked"),
     [
@@ -120,6 +122,7 @@ def test_ranks_of_all_nodes_count():
     ],
 )
 def test_a_fused_update_is_set_up_with_its_limits_of_time(block, asked):
+    pytest.importorskip("verl")
     pytest.importorskip("greenlet")
     parts, host = [], SimpleNamespace(run_stage=None)
     trainer = SimpleNamespace(block=lambda plugin: block, add_part=lambda make: parts.append(make(host, {})))
