@@ -48,12 +48,13 @@ class Gain:
 @dataclass(frozen=True)
 class Advice:
     """An advice is one sentence, its features with the overrides that switch them on, and the seconds a step that they
-    save together, beside observe mode."""
+    save together, beside observe mode; `at_most`: a bound, since that of one of them is."""
 
     sentence: str
     features: tuple[str, ...]
     overrides: tuple[str, ...]
     saved: float
+    at_most: bool
 
 
 def advice_of_rows(
@@ -189,7 +190,7 @@ def advise(
     parts += [f"{_listed(idle)} would gain {_LITTLE} beside that"] if idle else []
     parts += [f"the gain of {_listed(unsure)} is within the prediction's error"] if unsure else []
     parts += [f"{_LITTLE} is predicted from {_listed(nothing)}"] if chosen and nothing else []
-    return Advice("; ".join(parts), names, overrides, saved)
+    return Advice("; ".join(parts), names, overrides, saved, any(gain.at_most for gain in chosen))
 
 
 def chosen_of(gains: Sequence[Gain], features: Features, excluded: Excluded) -> list[Gain]:

@@ -7,7 +7,7 @@ Each recipe runs in observe mode with its own batch and with twice as many promp
 from a profile of the machine, with the floors of the software read off the run of the other size: `stages` has seconds
 [measured, predicted]. `advised` is what `verl-fuse advise` says of the run, in times as fast as observe mode:
 `predicted`, and `measured` by a run with these features. Errors are |predicted / measured - 1|; of the advised sets
-those count that switch something on. With `--keep`, what is there already is not repeated.
+those count that switch something on, and whose prediction is no bound (`at_most`). With `--keep`, what is there already is not repeated.
 """
 
 import json
@@ -65,7 +65,8 @@ def recipe_cases(folder: Path, recipe: str, steps: int) -> list[dict[str, Any]]:
 def advised(home: Path, recipe: str, name: str, prompts: int, steps: int) -> dict[str, Any]:
     """Return what is advised of a run, and what it does there."""
     advice = json.loads(told(home, f"advice-{name}", "advise", str(home / name), "--json"))
-    said = {"features": advice["features"], "predicted": round(advice["advised"]["speedup"], 3)}
+    told_of = advice["advised"]
+    said = {"features": advice["features"], "predicted": round(told_of["speedup"], 3), "at_most": told_of["at_most"]}
     if not advice["features"]:
         return {**said, "measured": None, "interval": None}
     run(home, recipe, f"{name}-advised", prompts, steps, *advice["overrides"])
@@ -88,7 +89,7 @@ def error_of(measured: float, predicted: float) -> float:
 def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the bench's JSON line."""
     stages = [error_of(*pair) for each in cases for pair in each["stages"].values()]
-    sets = [error_of(each["advised"]["measured"], each["advised"]["predicted"]) for each in cases if _is_on(each)]
+    sets = [error_of(each["advised"]["measured"], each["advised"]["predicted"]) for each in cases if _counts(each)]
     return {
         "bench": "predicted",
         "cases": cases,
@@ -97,8 +98,8 @@ def summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _is_on(case: Mapping[str, Any]) -> bool:
-    return case["advised"]["measured"] is not None
+def _counts(case: Mapping[str, Any]) -> bool:
+    return case["advised"]["measured"] is not None and not case["advised"]["at_most"]
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 is read, or refused (refusals.py). Asked for by runs that have one."""
 
 from verl_fuse.host.upstream import targets as t
-from verl_fuse.spec.contract import Class, Contract, config, names
+from verl_fuse.spec.contract import Class, Contract, Decorator, config, names
 
 POOLS = f"{t.RAY_WORKER_GROUPS}:ResourcePoolManager"
 
@@ -16,6 +16,8 @@ CONTRACTS: tuple[Contract, ...] = (
     *names("transfer_queue:kv_clear"),
     # A checkpoint's files are written anew for another number of ranks (host/weights/resized.py).
     *names("verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint .save_checkpoint"),
+    *names(f"{t.TRAINING_WORKER}.load_checkpoint"),
+    Decorator(f"{t.TRAINING_WORKER}.load_checkpoint", t.ONE_TO_ALL),
     *config(f"{t.PPO_YAML} global_profiler.steps actor_rollout_ref.hybrid_engine:bool {t.FSDP_YAML} fsdp_size"),
     *config(f"{t.FSDP_YAML} ulysses_sequence_parallel_size"),
 )

@@ -16,7 +16,7 @@ from verl_fuse_realloc.refusals import refusals, syncs
 
 
 class ReallocPlugin:
-    """Put the sync by shards in place; the host has the code that moves weights."""
+    """Put the sync by shards in place."""
 
     HOOK_API = 2
 

@@ -91,6 +91,7 @@ HOLDS = {
         "handle": "torch.distributed.fsdp._flat_param:FlatParamHandle",
         "handle.flat_param": "torch.distributed.fsdp._flat_param:FlatParameter",
         "shard": "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam",
+        "state": "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState",
         "group": "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup",
         "part": "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule",
     },
@@ -259,10 +260,12 @@ def test_a_torch_whose_fsdp2_keeps_its_parts_elsewhere_is_refused_at_start(tree,
     )
     path = SourceTree.path
     monkeypatch.setattr(SourceTree, "path", lambda self, name: changed if name == module else path(self, name))
-    config = {"actor_rollout_ref": {"rollout": {"name": "vllm"}}, "fuse": {"realloc": {"schedule": {2: {"actor": 1}}}}}
+    slices = {"enabled": True, "layout": "slices"}
+    actor = {"rollout": {"name": "vllm"}, "actor": {"strategy": "fsdp2"}}
+    config = {"actor_rollout_ref": actor, "fuse": {"interstage": slices}}
     with pytest.raises(FuseError, match=f"{module}:FSDPState has no _fsdp_param_group"):
         require_contracts(plugins.load(), OmegaConf.create(config))
-    config["fuse"]["realloc"]["schedule"] = None
+    slices["layout"] = "shared"
     require_contracts(plugins.load(), OmegaConf.create(config))
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from verl_fuse import plugins
 from verl_fuse.advice import Advice, Gain, advice_of_replay, advice_of_rows, advise, chosen_of
 from verl_fuse.cli.refused import excluded
@@ -124,7 +126,7 @@ def test_what_is_advised_is_simulated_together_and_what_gains_nothing_then_is_le
     advice, together = advice_of_rows(rows, FEATURES, EXCLUDED, simulate)
     # 0.05 s of 10 s are less than one per cent.
     assert advice.features == ("zero_gradient", "old_log_prob")
-    assert (together.strategy, together.seconds.mean) == ("zero_gradient+old_log_prob", 5.0)
+    assert (together.strategy, together.seconds.mean, advice.saved) == ("zero_gradient+old_log_prob", 5.0, 5.0)
     assert len(asked) == len(set(asked)), "nothing is simulated twice"
     assert advice.sentence == (
         "switch on zero_gradient (4.00 s a step, 40%), old_log_prob (3.00 s a step, 30%); together 5.00 s a step, "
@@ -181,6 +183,7 @@ def test_savings_of_a_replayed_run_are_those_beside_the_features_before():
     }
     advice = advice_of_replay(replayed(savings, beside), FEATURES, EXCLUDED)
     assert advice.features == ("old_log_prob", "zero_gradient", "share_prompts")
+    assert (advice.saved, advice.at_most) == (pytest.approx(2.7), False)
     assert advice.sentence == (
         "switch on old_log_prob (2.00 s a step, 20%), zero_gradient (0.50 s a step, 5%), share_prompts (0.20 s a step, "
         "2%); together 2.70 s a step, 27%; observe mode alone saves 0.50 s of the 10.50 s that a step of stock verl "
@@ -193,7 +196,6 @@ def test_savings_of_a_replayed_run_are_those_beside_the_features_before():
 
 def test_what_lengths_known_in_advance_would_save_is_a_bound():
     result = replayed({"scaling": Saving("why", 1.0, 0.3)})
-    assert (
-        "switch on scaling (at most 1.00 s a step, 10%, 30% less device time in all)"
-        in advice_of_replay(result, FEATURES, EXCLUDED).sentence
-    )
+    advice = advice_of_replay(result, FEATURES, EXCLUDED)
+    assert "switch on scaling (at most 1.00 s a step, 10%, 30% less device time in all)" in advice.sentence
+    assert (advice.saved, advice.at_most) == (1.0, True)

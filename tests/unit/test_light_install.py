@@ -41,6 +41,8 @@ def light_modules() -> list[str]:
         *light,
         "verl_fuse_cpu.entry",
         "verl_fuse_cpu.plugin",
+        *(f"verl_fuse_pipeline.{name}" for name in ("plugin", "policy", "schedules", "report")),
+        *(f"verl_fuse_{name}.plugin" for name in ("placement", "realloc", "speculation", "update")),
         "verl_fuse.host.entry",
         "verl_fuse.host.start.inspect",
     ]

@@ -80,7 +80,7 @@ def command(
                 "verdict": advice.sentence,
                 "features": advice.features,
                 "overrides": advice.overrides,
-                "advised": {"seconds": after, "speedup": result.seconds / after},
+                "advised": {"seconds": after, "speedup": result.seconds / after, "at_most": advice.at_most},
                 "notes": notes,
                 "steps": result.steps,
                 "step_seconds": result.seconds,

@@ -207,20 +207,21 @@ def make_task(launch: PlannedRun) -> None:
 
 def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
     """Plan and make a trial, whose task is there; KeyboardInterrupt where it was told to stop."""
-    if asked.records:
-        # verl would replay them.
-        forget_rollouts(base, home)
-    recorded = _recorded(base, home)
     try:
+        if asked.records:
+            # verl would replay them.
+            forget_rollouts(base, home)
+            check_disk(base, home, asked.steps)
+        recorded = _recorded(base, home)
         found = outcome(replace(planned(base, home, number, asked), prepare=None), asked.limit)
     except FuseError as error:
         return Outcome("refused", reason=str(error))
     except OSError as error:
         # Of its folder or log: a full disk is one.
         return Outcome("crashed", reason=f"{error.filename}: {error.strerror}")
-    # Where verl finds no recorded rollout it generates, and records that.
+    # Where verl finds no recorded rollout it generates, and records that; such are no search's that is asked.
     if asked.replayed and _recorded(base, home) != recorded:
-        forget_rollouts(base, home)
+        shutil.rmtree(_rollouts(base, home), ignore_errors=True)
         return Outcome(
             "refused", reason=f"{_rollouts(base, home)}: verl found no recorded rollout there, and generated"
         )

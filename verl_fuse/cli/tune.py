@@ -43,7 +43,7 @@ from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import getter
 from verl_fuse.tune.answer import Answer, answer
 from verl_fuse.tune.predicted import KEYS
-from verl_fuse.tune.search import LONGER, Request, Search
+from verl_fuse.tune.search import Request, Search
 from verl_fuse.tune.trial import Outcome, Overrides, Trial
 from verl_fuse.tune.wanted import COLUMNS, check, columns, wanted
 
@@ -111,8 +111,8 @@ def tune(
 
     def trial(asked: Request) -> Outcome:
         number = len(search.trials) + 1
-        replays = ", replayed" if asked.replayed else ""
-        say(f"trial {number}{replays}: {' '.join(asked.overrides) or 'the base'}")
+        how = ", replayed" if asked.replayed else ", recorded" if asked.records else ""
+        say(f"trial {number}{how}: {' '.join(asked.overrides) or 'the base'}")
         beyond = too_large(predicted(), search.trials, asked.overrides) if asked.overrides else None
         found = beyond or trials.made(base, home, number, asked)
         say(f"trial {number}: {_result(found)}")
@@ -225,7 +225,7 @@ def check_request(
     if with_features and not chosen:
         why = "verl-fuse check says why, and what would unlock more"
         raise FuseError(f"--with-features: fuse.preset={PRESET} switches nothing on in this run: {why}")
-    trials.check_disk(base, home_from(os.environ), LONGER[-1] * steps)
+    trials.check_disk(base, home_from(os.environ), steps)
     return trials.planned(base, home_from(os.environ), 1, Request((), steps, math.inf, records=True))
 
 
@@ -250,6 +250,7 @@ def as_dict(found: Answer, made: Sequence[Trial], minutes: float) -> dict[str, A
             {
                 "overrides": trial.overrides,
                 "replayed": trial.replayed,
+                "final": bool(trial.turn),
                 "predicted_seconds": trial.predicted,
                 "seconds": trial.mean if trial.measured else None,
                 "outcome": trial.outcome.kind,

@@ -67,8 +67,8 @@ class SetUpTrainer:
         return model in self._shares
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Return the method that switches a feature on: it notes its arguments in `used`."""
-        method = getattr(Trainer, name, None) if name.startswith("use_") else None
+        """Return the method that switches a feature on, or adds a part: it notes its arguments in `used`."""
+        method = getattr(Trainer, name, None) if name.startswith(("use_", "add_")) else None
         if method is None:
             raise AttributeError(f"a trainer has no {name!r}; see verl_fuse.hookspecs.Trainer")
 

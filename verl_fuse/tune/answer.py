@@ -39,7 +39,7 @@ def _answer(trials: Sequence[Trial]) -> Answer:
     base = trials[0].outcome.seconds
     if finals := _finals(trials):
         # The finalist of most turns, and of these the fastest.
-        overrides, pairs = min(finals, key=lambda each: (-len(each[1]), between(each[1]).value))
+        overrides, _, pairs = min(finals, key=lambda each: (-each[1], between(each[2]).value))
         found = between(pairs)
         if found.high is None or found.high >= 1:
             faster = f"{interval_text(found.inverse)} times as fast as the base"
@@ -59,19 +59,26 @@ def _answer(trials: Sequence[Trial]) -> Answer:
     return _best(overrides, whole_steps(trials, overrides), f"{took}; it was not measured again")
 
 
-def _finals(trials: Sequence[Trial]) -> list[tuple[Overrides, Pairs]]:
-    """Return (overrides, seconds of the base and of the finalist), step by step of the turns that both have."""
+def _finals(trials: Sequence[Trial]) -> list[tuple[Overrides, int, Pairs]]:
+    """Return (overrides, turns, seconds of the base and of the finalist), step by step of the turns that both have; of
+    replays the turns' mean, by the steps that they repeat."""
     finals = [trial for trial in trials if trial.turn and trial.measured]
     replays = any(trial.replayed for trial in finals)
     turns = {(trial.overrides, trial.turn): trial.outcome.seconds for trial in finals if trial.replayed == replays}
-    # The steps that replays repeat.
-    whole = next((trial.outcome.seconds for trial in finals if not trial.replayed), ()) if replays else None
-    found: dict[Overrides, Pairs] = {}
+    found: dict[Overrides, list[Pairs]] = {}
     for (overrides, turn), seconds in turns.items():
         if overrides and (base := turns.get(((), turn))):
-            pairs = list(zip(base, seconds, strict=False))
-            found.setdefault(overrides, []).extend(pairs if whole is None else of_whole_steps(whole, pairs))
-    return [*found.items()]
+            found.setdefault(overrides, []).append(list(zip(base, seconds, strict=False)))
+    if not replays:
+        return [(overrides, len(made), [pair for pairs in made for pair in pairs]) for overrides, made in found.items()]
+    recorded = next((trial.outcome.seconds for trial in finals if not trial.replayed), ())
+    return [(overrides, len(made), of_whole_steps(recorded, _mean(made))) for overrides, made in found.items()]
+
+
+def _mean(turns: Sequence[Pairs]) -> Pairs:
+    """Return the mean of the same steps in several turns."""
+    steps = (zip(*pairs, strict=True) for pairs in zip(*turns, strict=False))
+    return [(sum(before) / len(before), sum(after) / len(after)) for before, after in steps]
 
 
 def _best(overrides: Overrides, pairs: Pairs, verdict: str) -> Answer:

@@ -30,7 +30,7 @@ PATIENCE, FLOOR = 3.0, 60.0
 # The most finalists of each turn of the finals; the base is measured beside them.
 TURNS = (2, 1)
 # Trials of a turn, and those of a gain in doubt, have so many times the steps of the search: at least, and at most,
-# where those take half as long as what surrounds them.
+# where those take half as long as what surrounds them. A replay in doubt has the least: its steps repeat a few.
 LONGER = (2, 4)
 
 
@@ -103,6 +103,15 @@ class Search:
         return self._longest + (self._longer - self._steps) * slowest
 
     @property
+    def _replayed_final(self) -> float:
+        """Return the seconds that a replay of the finals takes at most, as far as is known."""
+        replays = [trial for trial in self.trials if trial.measured and trial.replayed and not trial.turn]
+        if not replays:
+            return self._final
+        start = max(trial.took - len(trial.outcome.seconds) * trial.mean for trial in replays)
+        return start + self._longer * max(trial.mean for trial in replays)
+
+    @property
     def _longer(self) -> int:
         """Steps of a trial that has more of them than the search's: a start costs as much whatever follows it."""
         base, (least, most) = self.trials[0], (times * self._steps for times in LONGER)
@@ -149,7 +158,8 @@ class Search:
             if doubtful and (change is None or change.hope != BETTER or self._times(change)):
                 # The largest gain first.
                 doubtful.sort(key=lambda each: each[0])
-                change, steps = doubtful.pop(0)[1], self._longer
+                change = doubtful.pop(0)[1]
+                steps = LONGER[0] * self._steps if self._is_replayed(change) else self._longer
             if change is None:
                 return
             if not self._stands(change):
@@ -178,7 +188,7 @@ class Search:
         recorded for both), where this is at most half of what is left; else of that where a change has room beside it,
         which replays compare with a replay of the base."""
         least = (3, 2) if self._replays else (2,)
-        for trials in (sum(TURNS) + len(TURNS), least[0]):
+        for trials in (sum(TURNS) + len(TURNS) + self._replays, least[0]):
             if trials * self._final <= self._left / 2:
                 return trials * self._final
         change = (1 + self._replays) * self._longest
@@ -269,12 +279,16 @@ class Search:
         # What was kept comes first: it is sure, and others may be faster by luck alone.
         finalists = [each for each in (best, *fastest(self.trials)) if each]
         finalists = [each for number, each in enumerate(finalists) if not number or not same(each, finalists[0])]
+        if self._replays and finalists and _of_trained_side(finalists[0]):
+            # What gained nothing beside it on the rollout's side is no reason to generate.
+            finalists = [each for each in finalists if _of_trained_side(each)]
         replayed = self._recorded_finals(finalists)
+        took = self._replayed_final if replayed else self._final
         for turn, most in enumerate(TURNS, start=1):
             number = min(most, len(finalists))
-            if number > 1 and self._left < (sum(TURNS) + len(TURNS)) * self._final:
+            if number > 1 and self._left < (sum(TURNS) + len(TURNS)) * took:
                 number = 1
-            if not number or self._left < (number + 1) * self._final:
+            if not number or self._left < (number + 1) * took:
                 return
             # Every other turn backwards: a machine that slows down steadily favours nobody.
             order = [(), *finalists[:number]][:: 1 if turn % 2 else -1]
@@ -285,8 +299,8 @@ class Search:
     def _recorded_finals(self, finalists: Sequence[Overrides]) -> bool:
         """Record the base with the steps of the finals, where these can replay them: of all that differs between runs
         of the same prompts, lengths differ most."""
-        trained = all(on_trained_side(key_of(override)) for each in finalists for override in each)
-        if not (finalists and trained and self._replays) or self._left < 3 * self._final:
+        trained = all(map(_of_trained_side, finalists))
+        if not (finalists and trained and self._replays) or self._left < self._final + 2 * self._replayed_final:
             return False
         made = self._tried((), self._longer, records=True, turn=1)
         return made.measured and self._can_replay(self._longer)
@@ -297,6 +311,10 @@ def _beside(best: Overrides, change: Change) -> Overrides:
     for candidate, value in change.values:
         best = merged(best, candidate.overrides(value))
     return best
+
+
+def _of_trained_side(overrides: Overrides) -> bool:
+    return all(on_trained_side(key_of(override)) for override in overrides)
 
 
 def _name(change: Change) -> frozenset[tuple[str, str]]:

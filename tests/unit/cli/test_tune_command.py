@@ -105,8 +105,8 @@ def test_a_disk_without_room_is_refused_before_anything_starts(tuned, home: Path
     monkeypatch.setattr(trials.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 2**40, 100 * 2**20))
     code, _, err = tuned(never, *BASE)
     assert code == 2
-    # Of a step of warm-up and twelve of the finals, 64 rows of 256 tokens.
-    assert f"{home}: 100 MiB are free, trials need 269 for their logs and recorded rollouts" in err
+    # Of four steps 64 rows of 256 tokens.
+    assert f"{home}: 100 MiB are free, trials need 260 for their logs and recorded rollouts" in err
     assert list(home.iterdir()) == []
     monkeypatch.setattr(trials.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 2**40, 261 * 2**20))
     assert tuned(by_requests, *BASE)[0] == 0

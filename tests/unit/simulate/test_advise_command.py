@@ -75,7 +75,10 @@ def test_where_the_devices_are_shared_no_gain_is_predicted(
     found = json.loads(ask(capsys, run_dir, "--json"))
     (interstage,) = [gain for gain in found["gains"] if gain["feature"] == "interstage"]
     assert interstage["note"] == "no tail is moved: devices are shared and saturated"
-    assert found["features"] == []
+    assert (found["features"], found["advised"]) == (
+        [],
+        {"seconds": found["step_seconds"], "speedup": 1.0, "at_most": False},
+    )
     assert found["verdict"].startswith(
         "switch no feature on: none is predicted to gain 1% of a step; observe mode alone saves "
     )

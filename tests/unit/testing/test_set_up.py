@@ -21,7 +21,7 @@ def test_every_member_can_be_used(name: str):
         p.name for p in inspect.signature(member).parameters.values() if p.default is p.empty and p.name != "self"
     ]
     assert getattr(trainer, name)(**dict.fromkeys(needed, "x")) is not NotImplemented
-    assert trainer.used == ([(name, dict.fromkeys(needed, "x"))] if name.startswith("use_") else [])
+    assert trainer.used == ([(name, dict.fromkeys(needed, "x"))] if name.startswith(("use_", "add_")) else [])
 
 
 def test_values_are_those_given():

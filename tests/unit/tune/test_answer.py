@@ -90,6 +90,8 @@ def test_finals_of_replays_are_compared_with_the_steps_that_they_repeat():
     found = answer([*made, *first, *second])
     assert (found.base.value, found.best.value) == (pytest.approx(22 / 3), pytest.approx(25 / 6))
     assert found.ratio.value == pytest.approx(44 / 25)
+    # The steps are no more than there are, however often they were replayed.
+    assert found.ratio.low == pytest.approx(answer([*made, first[0], first[1], replay(A, 1, 1.5, 1.5, 2.5)]).ratio.low)
     # A base whose replay failed is compared with nothing.
     assert "not measured again" in answer([*made, first[0], replay((), 1), first[2]]).verdict
 

@@ -249,7 +249,12 @@ def test_finalists_of_the_trained_side_alone_replay_what_the_base_records_for_th
     for budget, replayed in ((360.0, {False, True}), (340.0, {False})):
         found, _ = search(Machine(factors), BUDGET, base={BUDGET: 501}, budget=budget, replays=lambda steps: True)
         assert {each.replayed for each in found.trials if each.turn} == replayed
-    # Where not all steps were recorded, or a key of the rollout is among them, all generate.
+    # A key of the rollout that gained nothing beside what was kept is left out.
+    machine = Machine(factors)
+    found, _ = search(machine, BUDGET, WORKERS, base={BUDGET: 501}, replays=lambda steps: True)
+    assert {each.overrides for each in found.trials if each.turn} == {(), best, second}
+    assert machine.recorded == [((), 3), ((), 6)]
+    # Where not all steps were recorded, or a key of the rollout was kept, all generate.
     found, _ = search(Machine(factors), BUDGET, base={BUDGET: 501}, replays=lambda steps: steps == 3)
     assert [each.replayed for each in found.trials if each.turn] == [False] * 6
     machine = Machine(factors | {f"{SEQS}=32": 0.5})
