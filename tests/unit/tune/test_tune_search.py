@@ -246,7 +246,7 @@ def test_finalists_of_the_trained_side_alone_replay_what_the_base_records_for_th
     ]
     assert machine.recorded == [((), 3), ((), 6)]
     # Two trials have room beside those of the search, but not three.
-    for budget, replayed in ((360.0, {False, True}), (340.0, {False})):
+    for budget, replayed in ((300.0, {False, True}), (290.0, {False})):
         found, _ = search(Machine(factors), BUDGET, base={BUDGET: 501}, budget=budget, replays=lambda steps: True)
         assert {each.replayed for each in found.trials if each.turn} == replayed
     # A key of the rollout that gained nothing beside what was kept is left out.
