@@ -276,6 +276,7 @@ def test_json_is_one_object_on_stdout(tuned, documented_keys):
             {
                 "overrides": overrides,
                 "replayed": False,
+                "final": False,
                 "predicted_seconds": None,
                 "seconds": seconds,
                 "outcome": outcome,
@@ -289,7 +290,7 @@ def test_json_is_one_object_on_stdout(tuned, documented_keys):
             )
         )
     ]
-    assert len(found["trials"]) == 7
+    assert [trial["final"] for trial in found["trials"]] == [False] * 3 + [True] * 4
     assert 0 <= found["minutes"] < 15
     assert "trial 1: the base" in err
 
