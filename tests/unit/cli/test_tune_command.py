@@ -292,7 +292,7 @@ def test_json_is_one_object_on_stdout(tuned, documented_keys):
     ]
     assert [trial["final"] for trial in found["trials"]] == [False] * 3 + [True] * 4
     assert 0 <= found["minutes"] < 15
-    assert "trial 1: the base" in err
+    assert "trial 1, recorded: the base" in err
 
 
 def test_the_table_has_every_trial_and_the_verdict_comes_last(tuned):
