@@ -33,6 +33,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.lengths import LengthTotals
     from verl_fuse.host.rollout.prompts import PromptGroup
     from verl_fuse.host.rollout.replicas import Replicas
+    from verl_fuse.host.upstream.vllm import is_dead
     from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
     from verl_fuse_interstage.migration import Trigger, tail_migration
 
@@ -688,8 +689,22 @@ def test_a_replica_that_answers_garbage_counts_as_dead(manager, caplog):
     assert [output.token_ids for output in outputs] == [unbroken(n, 5) for n in range(6)]
     assert "replica 2 answers garbage: a log-prob of nan" in caplog.text
     assert [view.routed for view in replicas.views()] == [True, True, False]
+    assert is_dead(manager.get_replicas()[2].server_handle, 10.0), "it would keep its memory"
     with pytest.raises(FuseError, match=r"dead: replica 2\."):
         replicas.require_alive()
+
+
+def test_an_answer_that_all_replicas_give_alike_is_handed_on(manager, caplog):
+    """Weights or a prompt whose log-probs are no numbers are no replica's fault; verl trains on."""
+    replicas = replicas_of(manager)
+    for replica in manager.get_replicas():
+        ray.get(replica.server_handle.answer_garbage.remote())
+    outputs = asyncio.run(generate(client_of(manager), 6, tokens=5))
+    assert [output.token_ids for output in outputs] == [unbroken(n, 5) for n in range(6)]
+    assert "replica 2: a log-prob of nan" in caplog.text
+    assert "so the answer is handed on as verl does" in caplog.text
+    assert [(view.routed, view.running) for view in replicas.views()] == [(True, 0)] * 3
+    replicas.require_alive()
 
 
 def test_a_server_that_a_router_rests_is_not_dead(manager, collector, caplog):

@@ -31,6 +31,11 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty":
         ({**SAMPLING, "max_tokens": 30}, 40, 30),
         ({**SAMPLING, "max_new_tokens": 30}, 10, 30),
         ({**SAMPLING, "max_tokens": None}, 10, 100),
+        # The server gives one token at least.
+        (SAMPLING, 115, 1),
+        (SAMPLING, 116, 1),
+        (SAMPLING, 130, 1),
+        ({**SAMPLING, "max_tokens": 0}, 10, 1),
     ],
 )
 def test_the_budget_is_what_the_server_gives_a_whole_request(sampling, prompt, budget):

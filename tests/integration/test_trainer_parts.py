@@ -17,6 +17,7 @@ pytest.importorskip("verl")
 with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
+    from ray.exceptions import GetTimeoutError
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
     from verl.utils import tensordict_utils as tu
@@ -34,7 +35,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.director import Director
     from verl_fuse.host.rollout.finished import Finished
     from verl_fuse.host.rollout.lengths import LengthTotals
-    from verl_fuse.host.rollout.policy import PolicyGuard
+    from verl_fuse.host.rollout.policy import PolicyGuard, plugin_metrics
     from verl_fuse.host.rollout.standalone.sync import StandaloneSync
     from verl_fuse.host.rollout.watch import Groups
     from verl_fuse.host.start.begin import checked_settings
@@ -46,7 +47,7 @@ with warnings.catch_warnings():
 
 from verl_fuse.hookspecs import Trainer
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView
-from verl_fuse.spec.timeline import Span
+from verl_fuse.spec.timeline import Span, Timeline
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -99,6 +100,41 @@ def tag(length):
 
 
 # ---------------------------------------------------------------- journal
+
+
+def test_a_collector_that_does_not_answer_costs_its_spans_and_no_run(hook, monkeypatch, caplog):
+    def late(asked, timeout: float):
+        raise GetTimeoutError("not ready")
+
+    monkeypatch.setattr(journals, "ray", SimpleNamespace(get=late))
+    journal = Journal(hook, SimpleNamespace(drain=SimpleNamespace(remote=lambda: None)))
+    journal.begin_step(3, prompts=2, samples_each=2)
+    with journal.stage("drain"):
+        pass
+    journal.step.end = journal.step.clock.now
+    timeline = journal.timeline("run", lambda span: span)
+    assert [span.name for span in timeline.spans] == ["drain"]
+    assert "the timeline has the driver's spans alone: GetTimeoutError: not ready" in caplog.text
+
+
+def test_a_plugin_whose_metrics_fail_costs_its_own_metrics_alone(caplog):
+    def failing(timeline):
+        raise ZeroDivisionError("no request")
+
+    impls = [
+        SimpleNamespace(plugin_name=name, function=function, argnames=argnames)
+        for name, function, argnames in (
+            ("acme", failing, ("timeline",)),
+            ("other", lambda: {"other/steps": 1.0}, ()),
+            ("number", lambda timeline: 3, ("timeline",)),
+            ("none", lambda timeline: None, ("timeline",)),
+            ("step", lambda timeline: {"step": float(timeline.step)}, ("timeline",)),
+        )
+    ]
+    hook = SimpleNamespace(fuse_metrics=SimpleNamespace(get_hookimpls=lambda: impls))
+    found = plugin_metrics(hook, Timeline("run", 7, 0.0, 1.0, ()))
+    assert found == ({"other/steps": 1.0, "step": 7.0}, 2)
+    assert "fuse_metrics of plugin acme failed in step 7" in caplog.text
 
 
 def test_a_stage_is_an_event_and_a_span_of_its_step(journal, hook):

@@ -14,6 +14,7 @@ from transfer_queue import KVBatchMeta
 from verl_fuse.errors import FuseError
 from verl_fuse.host.inference.stages import old_log_prob_metrics
 from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage
+from verl_fuse.host.rollout.policy import plugin_metrics
 from verl_fuse.host.run import FuseRun
 from verl_fuse.host.start.heap import keep_heap
 from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
@@ -23,7 +24,7 @@ from verl_fuse.spec import timeline as names
 from verl_fuse.spec.events import Generated, StepBegun, StepEnded
 from verl_fuse.spec.step import Stage
 
-# Replicas that do not sleep, and rollout profiles, may take this many seconds to end.
+# Replicas that do not sleep may take this many seconds to end.
 ENDING_SECONDS = 60.0
 
 
@@ -63,8 +64,9 @@ class FuseTrainer(FuseRun):
         if self.curr_step_profile:
             self.lane.drain()
         with self.journal.stage(names.SLEEP), self.replicas.sleeping():
-            # Replicas have deadlines of their own; the end of a profile has none.
-            seconds = self.settings.core.replica_timeout + ENDING_SECONDS
+            # Replicas have deadlines of their own; the end of a profile writes its traces, which may take long.
+            core = self.settings.core
+            seconds = core.call_timeout if self.curr_step_profile else core.replica_timeout + ENDING_SECONDS
             with_deadline("end of the rollout", seconds, super().on_sample_end, self.replicas.suspects)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
@@ -173,15 +175,13 @@ class FuseTrainer(FuseRun):
 
     def own_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
         """Return the metrics of verl-fuse for the step that ends, and tell its observers."""
-        metrics: dict[str, float] = {}
         timeline = self.journal.timeline(str(self.config.trainer.experiment_name), self.replicas.named)
-        for found in self.settings.manager.hook.fuse_metrics(timeline=timeline):
-            metrics.update(found or {})
+        metrics, failed = plugin_metrics(self.settings.manager.hook, timeline)
         for part in self.parts:
             metrics.update(part.metrics)
         metrics.update(self.journal.metrics(timeline))
         metrics["fuse/inference_discarded"] = float(self.inference.discarded)
-        metrics["fuse/fallbacks"] = float(self.director.policy.fallbacks)
+        metrics["fuse/fallbacks"] = float(self.director.policy.fallbacks + failed)
         step = self.journal.step
         lengths = lengths_by_source(batch, step.sources)
         self.replicas.learn([pair for rows in lengths.values() for pair in rows])

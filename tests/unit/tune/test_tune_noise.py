@@ -46,17 +46,20 @@ NOISE, LENGTHS = 0.04, 0.1
 
 class Machine:
     """A step generates, with waves of requests, computes log-probs, and updates. Lengths vary by step, and where they
-    are not replayed by trial too; every step's seconds vary by NOISE. Memory holds budgets of `most` tokens."""
+    are not replayed by trial too; a replay of more steps than were recorded repeats the last. Every step's seconds vary
+    by NOISE. Memory holds budgets of `most` tokens."""
 
     def __init__(self, name: str, seed: int, *, most: float = math.inf):
-        self.name, self.random, self.most, self.now = name, random.Random(seed), most, 0.0
+        self.name, self.random, self.most, self.now, self.recorded = name, random.Random(seed), most, 0.0, 0
 
     def trial(self, asked: Request) -> Outcome:
         config = configured(self.name, asked.overrides)
         if OmegaConf.select(config, PACKED) and OmegaConf.select(config, BUDGET) > self.most:
             self.now += START
             return Outcome("out_of_memory", reason="CUDA out of memory")
-        steps = tuple(self.step(config, number, asked.replayed) for number in range(1, asked.steps + 1))
+        self.recorded = asked.steps if asked.records else self.recorded
+        last = self.recorded if asked.replayed else asked.steps
+        steps = tuple(self.step(config, min(each, last), asked.replayed) for each in range(1, asked.steps + 1))
         self.now += START + sum(steps) * (asked.steps + 1) / asked.steps
         return Outcome("measured", steps)
 

@@ -1,5 +1,6 @@
 """Keeps the journal of a run: spans, events, and the account of every step."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,15 +10,19 @@ from types import MappingProxyType
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.record.accounting import account, recorded
 from verl_fuse.host.record.clocks import NodeClocks
 from verl_fuse.host.record.spans import Recorder
 from verl_fuse.host.record.step import Step
+from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.upstream.rows import prompt_indices
 from verl_fuse.spec.events import Event, StageBegun
 from verl_fuse.spec.timeline import BALANCE, DRAIN, EXPORT_WHOLE, LANE, PLANNED_SECONDS, STEP, Category, Span, Timeline
+
+logger = logging.getLogger(__name__)
 
 # Stages of ours that verl's timers leave out: they lie between verl's stages.
 UNTIMED = (DRAIN, BALANCE, EXPORT_WHOLE)
@@ -71,7 +76,11 @@ class Journal:
 
     def timeline(self, run: str, named: Callable[[Span], Span]) -> Timeline:
         """Return the spans of the step, of all processes, each `named` for its reader."""
-        remote = self._on_one_clock(ray.get(self._collector.drain.remote(), timeout=DRAIN_SECONDS))
+        try:
+            remote = self._on_one_clock(ray.get(self._collector.drain.remote(), timeout=DRAIN_SECONDS))
+        except RayError as error:
+            logger.warning("the timeline has the driver's spans alone: %s: %s", type(error).__name__, first_line(error))
+            remote = []
         start, end = self.step.clock.start, self.step.end
         spans = [named(span) for span in (*self.step.spans, *remote) if span.end > start and span.start < end]
         return Timeline(run, self.step.number, start, end, tuple(self._with_plan(spans)))

@@ -1,8 +1,10 @@
 """Extends verl's rollout client: every request is a span on its replica's track, and a request whose replica leaves the
 rollout, or dies, goes on at another replica.
 
-A replica whose answer cannot be true counts as dead. Tokens that a dead replica had generated are lost: its requests
-start again, which favours short responses a little, once. A request that cannot go on elsewhere (resume.py) starts
+A replica whose answer cannot be true counts as dead once another replica has answered the same request well; where the
+other's answer is as strange, or there is no other, weights or prompt make it so, and the answer is handed on like
+verl's. Tokens that a dead replica had generated are lost: its requests start again, which favours short responses a
+little, once. A request that cannot go on elsewhere (resume.py) starts
 again too when its replica leaves: the driver is told of such requests before they are sent, and leaves their replicas
 alone, but a request may arrive while its replica is being freed.
 """
@@ -37,6 +39,10 @@ OUT_OF_REACH = 1.0
 _server: ContextVar[str] = ContextVar("verl_fuse_server", default=UNKNOWN)
 # This variable says inside generate() whether the request that is about to be sent can move.
 _stuck: ContextVar[bool] = ContextVar("verl_fuse_stuck", default=False)
+# Servers that another one is asked beside, and how often the balancer is asked for another one: it may prefer a server
+# that answers at once.
+_doubted: ContextVar[frozenset[str]] = ContextVar("verl_fuse_doubted", default=frozenset())
+MOST_ASKED = 64
 
 
 class FuseLLMServerClient(LLMServerClient):
@@ -72,21 +78,36 @@ class FuseLLMServerClient(LLMServerClient):
         return collector()
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        server_id, handle = await self._acquired(request_id, extra)
+        refused: list[str] = []
+        try:
+            while server_id in _doubted.get() and len(refused) < MOST_ASKED:
+                refused.append(server_id)
+                server_id, handle = await self._acquired(f"{request_id} again {len(refused)}", extra)
+        finally:
+            for each in refused:
+                self._release_server(each, request_id=request_id)
+        _server.set(server_id)
+        if _stuck.get():
+            try:
+                # The driver knows of the request before the server has it.
+                await self._run.hold.remote(server_id)
+            except BaseException:
+                self._release_server(server_id, request_id=request_id)
+                raise
+        return server_id, handle
+
+    async def _acquired(self, request_id: str, extra: dict[str, Any]) -> tuple[str, Any]:
         group = current_group()
         known = {} if group is None else {"prompt_uid": group.uid}
         acquiring = asyncio.ensure_future(super()._acquire_server(request_id, **known, **extra))
         try:
-            server_id, handle = await asyncio.shield(acquiring)
-            _server.set(server_id)
-            if _stuck.get():
-                # The driver knows of the request before the server has it.
-                await self._run.hold.remote(server_id)
+            return await asyncio.shield(acquiring)
         except BaseException:
             # verl gives back a server that it has been given. An agent may give the request up before, and the load
             # balancer would count it for ever.
             acquiring.add_done_callback(partial(self._give_back, request_id))
             raise
-        return server_id, handle
 
     def _give_back(self, request_id: str, acquired: asyncio.Future) -> None:
         if not acquired.cancelled() and acquired.exception() is None:
@@ -96,12 +117,14 @@ class FuseLLMServerClient(LLMServerClient):
         self, request_id: Any, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
         prompt_ids = normalize_token_ids(prompt_ids)
+        _doubted.set(frozenset())
         await self._warm(current_group(), prompt_ids, sampling_params, kwargs)
         budget = token_budget(sampling_params, len(prompt_ids), self.config.actor_rollout_ref.rollout)
         stuck = obstacles(sampling_params)
         aborted: list[TokenOutput] = []
         parts: list[TokenOutput] = []
         tokens: list[int] = []
+        doubts: dict[str, str] = {}
         wanted, source = sampling_params, None
         while True:
             try:
@@ -120,9 +143,17 @@ class FuseLLMServerClient(LLMServerClient):
                     raise
                 await self._cut_off(_server.get(), f"is dead: {first_line(error)}")
                 continue
-            if fault := garbage(output):
-                await self._cut_off(_server.get(), f"answers garbage: {fault}")
+            fault = garbage(output)
+            if fault and not doubts:
+                doubts[_server.get()] = fault
+                _doubted.set(frozenset(doubts))
                 continue
+            if fault:
+                self._log_strange(request_id, {**doubts, _server.get(): fault})
+            else:
+                for server, why in doubts.items():
+                    await self._cut_off(server, f"answers garbage: {why}")
+                doubts = {}
             if not parts and output.stop_reason not in ABORTED:
                 return output
             if output.stop_reason not in ABORTED or len(tokens) + len(output.token_ids) >= budget:
@@ -137,6 +168,12 @@ class FuseLLMServerClient(LLMServerClient):
             tokens += output.token_ids
             wanted = remaining_params(sampling_params, budget, len(tokens))
             source = self._replicas.get(_server.get())
+
+    def _log_strange(self, request_id: Any, faults: dict[str, str]) -> None:
+        logger.warning(
+            "request %s: %s; no replica answers otherwise, so the answer is handed on as verl does",
+            request_id, ", ".join(f"replica {self._replicas.get(each, each)}: {why}" for each, why in faults.items()),
+        )  # fmt: skip
 
     def _log_out_of_reach(self, request_id: Any, error: RayError) -> None:
         logger.warning(
@@ -168,7 +205,7 @@ class FuseLLMServerClient(LLMServerClient):
     async def _prefill(
         self, group: PromptGroup, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict
     ) -> None:
-        params = {**sampling_params, "max_tokens": 1}
+        params = {**remaining_params(sampling_params, 1, 0), "min_tokens": 0}
         if self._transfers is not None:
             params = self._transfers.tell(params, group, f"warm {group.uid}", len(prompt_ids))
         watch = Stopwatch()

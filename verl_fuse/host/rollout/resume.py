@@ -66,8 +66,8 @@ def token_budget(sampling_params: Mapping[str, Any], prompt_tokens: int, rollout
     """Return the most tokens that the server would generate for the whole request (verl's vLLM server, `generate`)."""
     for key in ("max_tokens", "max_new_tokens"):
         if sampling_params.get(key) is not None:
-            return int(sampling_params[key])
-    return min(rollout.response_length, rollout.prompt_length + rollout.response_length - prompt_tokens)
+            return max(1, int(sampling_params[key]))
+    return max(1, min(rollout.response_length, rollout.prompt_length + rollout.response_length - prompt_tokens))
 
 
 def remaining_params(sampling_params: Mapping[str, Any], budget: int, generated: int) -> dict[str, Any]:

@@ -92,8 +92,12 @@ class Roster:
         status, (unmovable, given_up, cut_off) = self._waiting.together(asked)
         running = status["servers"]
         for replica in self._in(State.GENERATING):
-            gone = replica.address not in running
-            if gone and (replica.address in cut_off or is_dead(replica.server, LOOK)):
+            if replica.address in running:
+                continue
+            if (dead := is_dead(replica.server, LOOK)) or replica.address in cut_off:
+                if not dead:
+                    # It answers garbage, and would keep its memory while the step is trained.
+                    replica.end()
                 self._bury(replica)
         self._counts = {rank: running.get(replica.address, 0) for rank, replica in self._replicas.items()}
         self._given_up = {rank: given_up.get(replica.address, 0) for rank, replica in self._replicas.items()}

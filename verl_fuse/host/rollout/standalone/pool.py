@@ -84,7 +84,8 @@ class StandalonePool:
             self._replicas.join(started.replica)
             seconds = {"placement_seconds": started.placement_seconds, "start_seconds": started.start_seconds}
             logger.info("replica %d is up: devices after %.1f s, engine after %.1f s", launch.rank, *seconds.values())
-            end = Stopwatch().now
+            # The wall clock may have been set back since.
+            end = max(started.placed, Stopwatch().now)
             self._recorder.add(Span("start", f"replica {launch.rank}", "other", started.placed, end, seconds))
         return bool(self._members)
 
