@@ -33,7 +33,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.lengths import LengthTotals
     from verl_fuse.host.rollout.prompts import PromptGroup
     from verl_fuse.host.rollout.replicas import Replicas
-    from verl_fuse.host.upstream.vllm import is_dead
+    from verl_fuse.host.upstream.watchdog import is_dead
     from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
     from verl_fuse_interstage.migration import Trigger, tail_migration
 
