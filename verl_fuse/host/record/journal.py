@@ -79,7 +79,7 @@ class Journal:
         try:
             remote = self._on_one_clock(ray.get(self._collector.drain.remote(), timeout=DRAIN_SECONDS))
         except RayError as error:
-            logger.warning("the timeline has the driver's spans alone: %s: %s", type(error).__name__, first_line(error))
+            logger.warning("the timeline has the driver's spans alone: %s", first_line(error))
             remote = []
         start, end = self.step.clock.start, self.step.end
         spans = [named(span) for span in (*self.step.spans, *remote) if span.end > start and span.start < end]
