@@ -682,15 +682,16 @@ def test_time_in_which_nobody_looked_is_not_time_without_a_token(manager):
     assert all(view.routed for view in replicas.views())
 
 
-def test_a_replica_that_answers_garbage_counts_as_dead(manager, caplog):
-    replicas = replicas_of(manager)
-    ray.get(manager.get_replicas()[2].server_handle.answer_garbage.remote())
-    outputs = asyncio.run(generate(client_of(manager), 6, tokens=5))
+def test_a_replica_that_answers_garbage_counts_as_dead(fresh, caplog):
+    replicas, server = replicas_of(fresh), fresh.get_replicas()[1].server_handle
+    ray.get(server.answer_garbage.remote())
+    outputs = asyncio.run(generate(client_of(fresh), 6, tokens=5))
     assert [output.token_ids for output in outputs] == [unbroken(n, 5) for n in range(6)]
-    assert "replica 2 answers garbage: a log-prob of nan" in caplog.text
-    assert [view.routed for view in replicas.views()] == [True, True, False]
-    assert is_dead(manager.get_replicas()[2].server_handle, 10.0), "it would keep its memory"
-    with pytest.raises(FuseError, match=r"dead: replica 2\."):
+    assert "replica 1 answers garbage: a log-prob of nan" in caplog.text
+    assert not is_dead(server, 10.0)
+    assert [(view.routed, view.running) for view in replicas.views()] == [(True, 0), (False, 0)]
+    assert is_dead(server, 10.0), "it would keep its memory"
+    with pytest.raises(FuseError, match=r"dead: replica 1\."):
         replicas.require_alive()
 
 
