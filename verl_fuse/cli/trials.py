@@ -219,14 +219,15 @@ def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
     except OSError as error:
         # Of its folder or log: a full disk is one.
         return Outcome("crashed", reason=f"{error.filename}: {error.strerror}")
-    # Where verl finds no recorded rollout it generates, and records that; such are no search's that is asked.
+    # Where verl finds no recorded rollout it generates, and records that: nothing must replay it.
     if asked.replayed and _recorded(base, home) != recorded:
         shutil.rmtree(_rollouts(base, home), ignore_errors=True)
         return Outcome(
             "refused", reason=f"{_rollouts(base, home)}: verl found no recorded rollout there, and generated"
         )
-    recorded_too = asked.records and found.kind == "measured"
-    return _without_recording(found, base, home, asked.steps) if recorded_too else found
+    if asked.records and found.kind == "measured":
+        return _without_recording(found, base, home, asked.steps)
+    return found
 
 
 def outcome(launch: PlannedRun, limit: float) -> Outcome:

@@ -47,11 +47,10 @@ class Request:
 
 
 class Search:
-    """`candidates` returns what may be tried beside overrides of the base, `dependents` what may have to
-    follow them (default: the same), `trial` makes a trial; `replays` tells whether rollouts of so many steps are
-    recorded, and is asked again before each change. `ratio` predicts after the
-    first one the seconds a step with its second overrides as a share of those with its first, replayed or not (None:
-    not known). `budget` and `clock` are in seconds."""
+    """`candidates` returns what may be tried beside overrides of the base, `dependents` what may have to follow them
+    (default: the same), `trial` makes a trial; `replays` tells whether rollouts of so many steps are recorded, and is
+    asked again before each change. `ratio` predicts after the first trial the seconds a step with its second overrides
+    as a share of those with its first, replayed or not (None: not known). `budget` and `clock` are in seconds."""
 
     def __init__(
         self,

@@ -150,7 +150,8 @@ class FuseLLMServerClient(LLMServerClient):
                 continue
             if fault:
                 self._log_strange(request_id, {**doubts, _server.get(): fault})
-            else:
+            elif output.stop_reason not in ABORTED:
+                # A replica that turns a request away is no witness.
                 for server, why in doubts.items():
                     await self._cut_off(server, f"answers garbage: {why}")
                 doubts = {}
