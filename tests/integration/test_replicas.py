@@ -2,6 +2,7 @@
 over an engine that counts."""
 
 import asyncio
+import math
 import re
 import sys
 import time
@@ -99,14 +100,22 @@ async def generate(client, count, tokens=60, **sampling):
     return await asyncio.gather(*requests)
 
 
-def while_generating(client, count, action, after=0.25, **kwargs):
-    """All outputs of `count` requests; `action()` runs in a thread, as the trainer's does, once they have
-    been under way for a while."""
+def while_generating(manager, count, action, **kwargs):
+    """All outputs of `count` requests; `action()` runs in a thread, as the trainer's does, once each has 10 tokens and
+    before any has another."""
+
+    async def on_servers(method, *args):
+        calls = [getattr(replica.server_handle, method).remote(*args) for replica in manager.get_replicas()]
+        return await asyncio.gather(*calls, return_exceptions=True)  # the action may have ended a server
 
     async def both():
-        running = asyncio.create_task(generate(client, count, **kwargs))
-        await asyncio.sleep(after)
+        await on_servers("pause_at", 10)
+        running = asyncio.create_task(generate(client_of(manager), count, **kwargs))
+        async with asyncio.timeout(60):
+            while sum(await on_servers("paused")) < count:
+                await asyncio.sleep(0.02)
         await asyncio.to_thread(action)
+        await on_servers("pause_at", math.inf)
         return await running
 
     return asyncio.run(both())
@@ -118,7 +127,7 @@ def unbroken(n, tokens=60):
 
 def test_requests_of_freed_replicas_go_on_elsewhere_as_if_nothing_had_happened(manager, spans):
     replicas = replicas_of(manager)
-    outputs = while_generating(client_of(manager), 9, lambda: replicas.free([0, 2], "a test"))
+    outputs = while_generating(manager, 9, lambda: replicas.free([0, 2], "a test"))
     for n, output in enumerate(outputs):
         assert output.token_ids == unbroken(n)
         assert output.log_probs == [-token / 1000 for token in unbroken(n)]
@@ -142,12 +151,25 @@ def test_a_request_that_arrives_behind_the_closed_gate_goes_elsewhere(manager):
     class Late(FuseLLMServerClient):
         async def _acquire_server(self, request_id, **extra):
             acquired = await super()._acquire_server(request_id, **extra)
-            await asyncio.sleep(1.0)  # the gate closes in between
+            arrived.append(request_id)
+            async with asyncio.timeout(60):
+                await closed.wait()
             return acquired
+
+    async def run():
+        running = asyncio.create_task(generate(client, 3, tokens=5))
+        async with asyncio.timeout(60):
+            while len(arrived) < 3:
+                await asyncio.sleep(0.02)
+        await asyncio.to_thread(replicas_of(manager).free, [0, 1], "a test")
+        closed.set()
+        return await running
+
+    arrived, closed = [], asyncio.Event()
 
     addresses = {address: rank for rank, address in enumerate(manager.get_addresses())}
     client = Late(CONFIG, manager.global_load_balancer, replicas=addresses)
-    outputs = while_generating(client, 3, lambda: replicas_of(manager).free([0, 1], "a test"), tokens=5)
+    outputs = asyncio.run(run())
     assert [output.token_ids for output in outputs] == [unbroken(n, 5) for n in range(3)]
 
 
@@ -216,9 +238,7 @@ def test_what_a_connector_is_told_keeps_no_request_from_moving(manager):
 def test_a_request_that_cannot_move_and_meets_a_replica_being_freed_starts_again(manager, spans, caplog):
     """As one that arrives between the decision and the abort would."""
     replicas = replicas_of(manager)
-    outputs = while_generating(
-        client_of(manager), 9, lambda: replicas.free([0, 2], "fuse.elastic.cut_fraction"), **STUCK
-    )
+    outputs = while_generating(manager, 9, lambda: replicas.free([0, 2], "fuse.elastic.cut_fraction"), **STUCK)
     assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(9)]
     assert {output.stop_reason for output in outputs} == {"completed"}
     requests = [span.args for span in spans() if span.name == "request"]
@@ -238,7 +258,7 @@ def test_a_request_that_cannot_move_and_meets_a_replica_being_freed_starts_again
 def test_a_request_that_cannot_move_starts_again_when_its_replica_dies(manager):
     replicas = replicas_of(manager)
     server = manager.get_replicas()[1].server_handle
-    outputs = while_generating(client_of(manager), 6, lambda: ray.get(server.kill_engine.remote()), **STUCK)
+    outputs = while_generating(manager, 6, lambda: ray.get(server.kill_engine.remote()), **STUCK)
     assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(6)]
     assert [view.unmovable for view in replicas.views()] == [0, 0, 0]
 
@@ -290,9 +310,7 @@ def test_the_tail_moves_whatever_the_limit_of_a_response_is(manager, limit):
 
 def test_stop_tokens_and_the_budget_hold_across_the_move(manager):
     replicas = replicas_of(manager)
-    outputs = while_generating(
-        client_of(manager), 3, lambda: replicas.free([0, 1], "a test"), stop_token_ids=[50, 1040]
-    )
+    outputs = while_generating(manager, 3, lambda: replicas.free([0, 1], "a test"), stop_token_ids=[50, 1040])
     assert [len(output.token_ids) for output in outputs] == [50, 40, 60]
 
 
@@ -333,14 +351,14 @@ def test_readmitting_nobody_asks_nobody(manager):
 def test_views_count_requests_in_flight(manager):
     replicas = replicas_of(manager)
     seen = []
-    while_generating(client_of(manager), 6, lambda: seen.extend(replicas.views()))
+    while_generating(manager, 6, lambda: seen.extend(replicas.views()))
     assert seen == [ReplicaView(rank, 2, 64, routed=True, capacity=Capacity(64)) for rank in range(3)]
 
 
 def test_requests_of_a_dead_engine_start_again_elsewhere(manager, spans):
     replicas = replicas_of(manager)
     server = manager.get_replicas()[1].server_handle
-    outputs = while_generating(client_of(manager), 6, lambda: ray.get(server.kill_engine.remote()))
+    outputs = while_generating(manager, 6, lambda: ray.get(server.kill_engine.remote()))
     assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(6)]
     assert [output.stop_reason for output in outputs] == ["completed"] * 6
     failed = [span for span in spans() if "EngineDeadError" in span.args.get("error", "")]
@@ -377,7 +395,7 @@ def test_a_request_that_moved_keeps_its_tokens_when_the_survivor_of_another_dies
         replicas.free([0], "a test")
         ray.get(server.kill_engine.remote())
 
-    outputs = while_generating(client_of(manager), 6, free_then_kill)
+    outputs = while_generating(manager, 6, free_then_kill)
     assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(6)]
 
 
@@ -386,7 +404,7 @@ def test_with_no_replica_left_requests_fail_instead_of_waiting(manager):
         ray.get([replica.server_handle.kill_engine.remote() for replica in manager.get_replicas()])
 
     with pytest.raises(RuntimeError, match="No available servers in load balancer"):
-        while_generating(client_of(manager), 6, kill_all)
+        while_generating(manager, 6, kill_all)
 
 
 def test_an_error_that_is_no_death_is_the_request_s_own(manager):
@@ -400,7 +418,7 @@ def test_a_dead_replica_is_left_out_of_sleep_and_named_before_the_weight_sync(ma
     replicas = replicas_of(manager)
     replicas.require_alive()
     server = manager.get_replicas()[1].server_handle
-    while_generating(client_of(manager), 6, lambda: ray.get(server.kill_engine.remote()))
+    while_generating(manager, 6, lambda: ray.get(server.kill_engine.remote()))
     for _ in range(2):
         replicas.views()
     assert caplog.text.count("replica 1 is dead") == 1 + 2, "once by the driver, once by each of its two requests"
@@ -455,7 +473,7 @@ def test_a_replica_that_dies_in_the_weight_sync_is_named(fresh):
 def test_suspects_of_a_stalled_rollout_are_the_busy_and_the_dead(manager):
     replicas = replicas_of(manager)
     found = []
-    while_generating(client_of(manager), 2, lambda: found.extend(replicas.suspects()))
+    while_generating(manager, 2, lambda: found.extend(replicas.suspects()))
     assert len(found) == 2
     assert all("(1 requests in flight)" in name for name in found)
 
@@ -483,7 +501,7 @@ def test_a_replica_that_stands_still_is_ended_and_its_requests_start_again(fresh
     async def run():
         running = asyncio.create_task(generate(client_of(fresh), 6, tokens=30))
         await asyncio.sleep(0.1)
-        await fresh.get_replicas()[1].server_handle.stand_still.remote()
+        await fresh.get_replicas()[1].server_handle.pause_at.remote()
         await watching(replicas, running.done)
         return await running
 
@@ -509,7 +527,7 @@ def test_a_replica_that_cannot_be_freed_is_ended_and_its_requests_start_again(fr
             ray.get(server.kill_engine.remote())
         replicas.free([1], "a test")
 
-    outputs = while_generating(client_of(fresh), 6, free, tokens=40)
+    outputs = while_generating(fresh, 6, free, tokens=40)
     assert [output.token_ids for output in outputs] == [unbroken(n, 40) for n in range(6)]
     assert re.search(f"replica 1 did not stop generating{why}; it is ended", caplog.text)
     assert replicas.freed == ()
@@ -725,7 +743,7 @@ def test_a_server_that_a_router_rests_is_not_dead(manager, collector, caplog):
 def test_a_replica_whose_server_is_gone_is_named_and_its_requests_start_again(manager, caplog):
     replicas = replicas_of(manager)
     server = manager.get_replicas()[0].server_handle
-    outputs = while_generating(client_of(manager), 6, lambda: server.exit.remote())
+    outputs = while_generating(manager, 6, lambda: server.exit.remote())
     assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(6)]
     with pytest.raises(FuseError, match=r"(?s)dead: replica 0 \(dead: .*\)\. The step is trained"):
         replicas.require_alive()

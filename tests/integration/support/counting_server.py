@@ -1,6 +1,7 @@
 """The actors of the counting engine (counting_engine.py); without verl, so that their processes start at once."""
 
 import asyncio
+import math
 import os
 import time
 from dataclasses import dataclass, field
@@ -66,7 +67,8 @@ class CountingServer:
         self.global_steps = 0
 
     def _as_new(self) -> None:
-        self._closed = self._mute = self._dead = self._still = self._garbage = self.engine.errored = False
+        self._closed = self._mute = self._dead = self._garbage = self.engine.errored = False
+        self._at_most = math.inf
         self._slowness = 1.0
         self.engine.vllm_config = None
 
@@ -79,7 +81,7 @@ class CountingServer:
             while len(tokens) < sampling_params["max_tokens"] and not self._closed and aborts == self._aborts:
                 await asyncio.sleep(self._slowness * (self._step + self._sequence * len(self._running)))
                 # An abort ends a request in vLLM's front end, whatever its engine does.
-                while self._still and not self._dead and not self._closed and aborts == self._aborts:
+                while len(tokens) >= self._at_most and not self._dead and not self._closed and aborts == self._aborts:
                     await asyncio.sleep(0.02)
                 if self._dead:
                     raise EngineDeadError("EngineCore encountered an issue")
@@ -142,9 +144,13 @@ class CountingServer:
         """From now on, answer neither an abort nor a call to sleep."""
         self._mute = True
 
-    async def stand_still(self) -> None:
-        """From now on, generate nothing, but answer every question."""
-        self._still = True
+    async def pause_at(self, tokens: float = 0) -> None:
+        """From now on, generate no more than so many tokens of a response, but answer every question."""
+        self._at_most = tokens
+
+    async def paused(self) -> int:
+        """How many requests wait there."""
+        return sum(len(count.tokens) >= self._at_most for count in self._running.values())
 
     async def block(self, seconds: float) -> None:
         """Answer nothing for so long."""

@@ -31,7 +31,7 @@ ACTIONS = {
     "two kills": "kill_engine",
     "all kills": "kill_engine",
     "exit": "exit",
-    "hang": "stand_still",
+    "hang": "pause_at",
     "mute": "hang",
     "slow": "slow_down",
     "garbage": "answer_garbage",
