@@ -54,70 +54,18 @@ class Trainer(Protocol):
         """Return the memory of the ranks that train "actor" and "critic" on FSDP or Megatron, in order of rank; asks
         all ranks."""
 
-    def use_slices(self) -> None:
-        """Run inference on slices, as replicas are released. Needs `streamed_stages`."""
-
     def use_routing(self, warm_prefix_tokens: int | None) -> None:
         """Ask `fuse_predict`, `fuse_scale` and `fuse_assign` before each batch is submitted. One request prefills a
         prompt of at least `warm_prefix_tokens` (None: none) before its samples are asked for."""
-
-    def use_standalone(self, most: int, launch_timeout: float) -> None:
-        """Let `fuse_scale` ask for up to `most` replicas more, each created within `launch_timeout` seconds. Needs
-        `use_routing` before."""
 
     def add_part(self, make: Callable[[Any, Mapping[str, Any]], Any]) -> None:
         """Add what `make` returns, a `verl_fuse.host.record.step.TrainerPart`, to the parts of the step. `make` gets
         verl's trainer, and the worker groups that train "actor" and "critic"."""
 
-    def use_lean_update(
-        self,
-        skip_zero_gradient: bool,
-        skip_old_log_prob: bool,
-        metrics: Literal["stock", "computed"],
-        balance: bool = False,
-        short_pass: bool = False,
-        share: bool = False,
-    ) -> None:
-        """Leave samples all advantages of which are 0 out of the actor's update, whose first mini-batch computes its
-        old log-probs itself. `metrics` are those of all samples ("stock") or of those that are computed. `balance`:
-        like `use_balanced_updates` in steps that leave no sample out, too. `short_pass`: the old log-prob pass for
-        other mini-batches leaves these samples out. `share`: samples are placed so that those of a prompt are on one
-        rank. `fuse_worker_class` must have returned the workers of such an update."""
-
-    def use_balanced_updates(self, models: Sequence[Literal["actor", "critic"]]) -> None:
-        """Balance the updates of these models over the data-parallel ranks within each mini-batch, whose samples stay
-        verl's."""
-
     def shares_prompts(self, model: Literal["actor", "critic"] = "actor") -> bool:
         """Tell whether the workers of this model compute each prompt once, the actor's reference included; asks all of
         them. `fuse_worker_class` must have returned such workers."""
         ...
-
-    def use_shared_prompts(
-        self,
-        models: Sequence[Literal["actor", "critic"]],
-        places: Sequence[Literal["actor", "critic"]],
-        balance: bool,
-    ) -> None:
-        """Place samples of a prompt on one data-parallel rank: over the whole batch in the passes of these models (old
-        and reference log-probs, values), within mini-batches in the updates of `places`, whose samples no other feature
-        places. `balance`: an update's order says what it saves, as `use_balanced_updates` does. `fuse_worker_class`
-        must have returned workers that compute each prompt once."""
-
-    def use_own_values(self) -> None:
-        """Update the critic where verl computes values: the first mini-batch's own forward pass computes its values.
-        `fuse_worker_class` must have returned the workers of such an update."""
-
-    def use_streamed_update(
-        self, skip_zero_gradient: bool, metrics: Literal["stock", "computed"], deferred: bool
-    ) -> None:
-        """Train like `use_lean_update` with old log-probs of its own, and train groups that `fuse_train_next` names on
-        the devices of released replicas while other replicas generate. `deferred`: the loss is a mean over the batch's
-        tokens."""
-
-    def use_deferred_critic(self) -> None:
-        """Run the critic's update beside the stages that follow, until the values of the next step, which
-        `fuse_infer_next` may stream once the update is done. Needs workers of its own (`fuse_devices`)."""
 
 
 @hookspec

@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any, cast, get_args
 
 import pluggy
@@ -63,8 +64,14 @@ class Source:
 
 
 def discover() -> tuple[Source, ...]:
-    """List built-in and installed plugins, built-ins first, without importing any; two of one name are refused."""
-    builtin = (Source(name, "verl-fuse", EntryPoint(name, module, PLUGIN_GROUP)) for name, module in BUILTIN.items())
+    """List built-in and installed plugins, built-ins first, without importing any; two of one name are refused. A
+    built-in plugin whose folder was deleted is not among them."""
+    builtin = (
+        Source(name, "verl-fuse", EntryPoint(name, module, PLUGIN_GROUP))
+        for name, module in BUILTIN.items()
+        # A feature is deleted by deleting its folder.
+        if find_spec(module.partition(".")[0]) is not None
+    )
     installed = sorted(entry_points(group=PLUGIN_GROUP), key=lambda entry: (entry.name, entry.value))
     found: dict[str, Source] = {}
     strangers = (

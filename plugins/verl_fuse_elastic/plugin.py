@@ -1,6 +1,7 @@
 """Hooks of the plugin `elastic`."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from verl_fuse.errors import FuseError
@@ -25,6 +26,13 @@ from verl_fuse_elastic.prefixes import prefill_metrics
 from verl_fuse_elastic.refusals import refusals
 from verl_fuse_elastic.release import Release
 from verl_fuse_elastic.scaler import Scaler
+
+
+def standalone(host: Any, groups: Mapping[str, Any], **settings: Any) -> Any:
+    """Return the part with replicas on devices of their own. They need verl, and are imported when they are made."""
+    from verl_fuse_elastic.standalone.sync import with_pool
+
+    return with_pool(host, groups, **settings)
 
 
 class ElasticPlugin:
@@ -59,7 +67,7 @@ class ElasticPlugin:
         if block.enabled:
             trainer.use_routing(block.warm_prefix_tokens)
         if block.enabled and block.standalone:
-            trainer.use_standalone(block.standalone, block.standalone_timeout)
+            trainer.add_part(partial(standalone, most=block.standalone, launch_timeout=block.standalone_timeout))
 
     @hookimpl
     def fuse_predict(self, prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:

@@ -16,9 +16,12 @@ CONTRACTS: tuple[Contract, ...] = (
     *config("verl/trainer/config/actor/megatron_actor.yaml ../engine@megatron"),
     *config("verl/trainer/config/ref/megatron_ref.yaml ../engine@megatron"),
     *config("verl/trainer/config/critic/megatron_critic.yaml ../engine@megatron"),
+    # What slices do with a device, and what copies do not do.
+    *names("verl.utils.device:get_device_id()"),
+    *config(f"{t.ROLLOUT_YAML} checkpoint_engine.backend"),
 )
 # With layout "slices" these are the attributes that FSDP2 and FSDP1 gather from, where their shards are offloaded
-# (host/inference/sharded.py). `lazy_init` looks the shards up anew, once.
+# (slices/sharded.py). `lazy_init` looks the shards up anew, once.
 SLICE_CONTRACTS: tuple[Contract, ...] = (
     *names(f"torch.distributed.fsdp._traversal_utils:_get_fsdp_handles {t.FLAT_PARAM}:FlatParameter._local_shard"),
     *names(f"{t.FLAT_PARAM}:FlatParamHandle._use_low_precision_shard ._use_sharded_flat_param .uses_sharded_strategy?"),
@@ -28,7 +31,8 @@ SLICE_CONTRACTS: tuple[Contract, ...] = (
     *names(f"torch.distributed.fsdp._runtime_utils:_lazy_init {t.FULLY_SHARD}._fully_shard:FSDPModule.unshard"),
     *names(f"{t.FULLY_SHARD}._fully_shard:FSDPModule.reshard {t.FULLY_SHARD}._fsdp_state:FSDPState._fsdp_param_group?"),
 )
-# The same on Megatron: the cut of a model (whole_megatron.py), and settings that differ in copies (megatron_copies.py).
+# The same on Megatron: the cut of a model (whole_megatron.py), and settings that differ in copies
+# (slices/megatron_copies.py).
 MEGATRON_SLICE_CONTRACTS: tuple[Contract, ...] = (
     *names("megatron.core.transformer.module:MegatronModule.config verl.utils.megatron_utils:unwrap_model"),
     *names("megatron.core.models.gpt.gpt_model:GPTModel.share_embeddings_and_output_weights .vocab_size="),

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from verl_fuse.errors import FuseError
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STREAMED_UPDATES, SHARED_PROMPTS = "fuse.update.stream", "fuse.update.share_prompts"
+
+
+def slices(host: Any, groups: Mapping[str, Any], **settings: Any) -> Any:
+    """Return the part that runs inference on slices. They need verl, and are imported when they are made."""
+    from verl_fuse_interstage.slices.refresh import with_slices
+
+    return with_slices(host, groups, **settings)
 
 
 class InterstagePlugin:
@@ -83,7 +91,7 @@ class InterstagePlugin:
             self._require_memory(trainer)
             self._by_prompt = bool(getter(trainer.config)(SHARED_PROMPTS)) and trainer.shares_prompts()
         if self._infers and self._block.layout == "slices":
-            trainer.use_slices()
+            trainer.add_part(partial(slices, stages=stages, share_prompts=self._by_prompt))
         if self._block.enabled and self._block.migration_threshold == "auto":
             # Numba takes a second to import, and only this class needs Numba.
             from verl_fuse_interstage.auto import Decisions

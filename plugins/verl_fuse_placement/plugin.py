@@ -21,8 +21,15 @@ if TYPE_CHECKING:
     from verl_fuse_placement.chosen import PlacementChoice
 
 
+def deferred(host: Any, groups: Mapping[str, Any]) -> Any:
+    """Return the part that defers the critic's update. It needs verl, and is imported when it is made."""
+    from verl_fuse_placement.deferred import deferred_critic
+
+    return deferred_critic(host, groups)
+
+
 class PlacementPlugin:
-    """Say where the critic is, or choose it where the block asks for that; the host places and defers the critic."""
+    """Say where the critic is, or choose it where the block asks for that; the host places the critic."""
 
     HOOK_API = 2
 
@@ -61,7 +68,7 @@ class PlacementPlugin:
         if model != "critic" or self._chosen is None:
             return None
         # torch comes with the extra `verl`; planning works without.
-        from verl_fuse.host.weights.resized import resized_worker_class
+        from verl_fuse_placement.resized import resized_worker_class
 
         return resized_worker_class(base)
 
@@ -75,7 +82,7 @@ class PlacementPlugin:
         if self._chosen is not None:
             self._chosen.set_up(trainer)
         if block.critic is not None and block.defer:
-            trainer.use_deferred_critic()
+            trainer.add_part(deferred)
 
     @hookimpl
     def fuse_event(self, event: Event) -> None:

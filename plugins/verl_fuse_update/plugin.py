@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from verl_fuse.errors import FuseError
@@ -10,9 +11,11 @@ from verl_fuse.hookspecs import Trainer, hookimpl
 from verl_fuse.spec.composed import ACTOR, MODEL, Get, getter, has_critic, on_accelerators, sequence_ranks
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import LaneView, Refusal, RolloutView
+from verl_fuse_update import parts
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.contracts import contracts
 from verl_fuse_update.features import FEATURES
+from verl_fuse_update.lean.options import LeanOptions
 from verl_fuse_update.memory import does_not_fit, logits_cost, stream_cost
 from verl_fuse_update.refusals import (
     CRITIC_VALUES,
@@ -38,7 +41,7 @@ MICRO_BATCH = f"{ACTOR}.ppo_max_token_len_per_gpu"
 
 
 class UpdatePlugin:
-    """Puts code in place that leaves work out of an update; the code is in the host."""
+    """Puts code in place that leaves work out of an update."""
 
     HOOK_API = 2
 
@@ -77,7 +80,7 @@ class UpdatePlugin:
 
             found = shared_prompts_critic_class(found or base)
         if model == "critic" and get(CRITIC_VALUES):
-            from verl_fuse.host.update.critic.worker import own_values_worker_class
+            from verl_fuse_update.critic.worker import own_values_worker_class
 
             return own_values_worker_class(found or base)
         if model == "actor" and switched_on(get):
@@ -95,38 +98,41 @@ class UpdatePlugin:
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
         block: UpdateConfig = trainer.block("update")
+        get, metrics = getter(trainer.config), block.metrics or "stock"
         shared = _sharing(trainer) if block.share_prompts else []
         if block.skip_values:
-            trainer.use_own_values()
+            trainer.add_part(parts.own_values)
         if block.stream:
-            get = getter(trainer.config)
             self._require_memory(trainer)
             self._most = call_size(get, trainer.devices_each)
-            trainer.use_streamed_update(bool(block.skip_zero_gradient), block.metrics or "stock", is_token_mean(get))
+            options = LeanOptions(bool(block.skip_zero_gradient), True, metrics)
+            trainer.add_part(partial(parts.streamed, options=options, deferred=is_token_mean(get)))
         elif block.skip_zero_gradient or block.skip_old_log_prob:
-            metrics = block.metrics or "stock"
-            trainer.use_lean_update(
+            options = LeanOptions(
                 bool(block.skip_zero_gradient),
                 bool(block.skip_old_log_prob),
                 metrics,
-                balance=bool(block.balance),
-                short_pass=metrics == "computed" and is_row_loss(getter(trainer.config)),
-                share="actor" in shared,
+                bypass=bool(get("algorithm.rollout_correction.bypass_mode")),
+                short_pass=metrics == "computed" and is_row_loss(get),
             )
+            trainer.add_part(partial(parts.lean, options=options, balance=bool(block.balance), share="actor" in shared))
             if block.skip_old_log_prob:
                 self._tell_memory(trainer)
-        placed = placed_models(getter(trainer.config)) if block.balance or shared else []
+        placed = placed_models(get) if block.balance or shared else []
         if block.balance:
-            trainer.use_balanced_updates([model for model in placed if model not in shared])
+            alone = [model for model in placed if model not in shared]
+            trainer.add_part(partial(parts.balanced, models=alone))
         if shared:
-            places: list[Model] = [model for model in placed if model in shared]
-            trainer.use_shared_prompts(shared, places, balance=bool(block.balance))
+            places = [model for model in placed if model in shared]
+            trainer.add_part(partial(parts.shared, models=shared, places=places, balance=bool(block.balance)))
 
     def _require_memory(self, trainer: Trainer) -> None:
-        ranks = trainer.training_memory()["actor"]
-        if reason := does_not_fit(ranks, trainer.devices_each):
+        get, ranks = getter(trainer.config), trainer.training_memory()["actor"]
+        on_slices = bool(get("fuse.interstage.enabled")) and get("fuse.interstage.layout") == "slices"
+        copies = len(trainer.streamed_stages) if on_slices else 0
+        if reason := does_not_fit(ranks, trainer.devices_each, copies):
             raise FuseError(reason)
-        logger.info(stream_cost(ranks, trainer.devices_each))
+        logger.info(stream_cost(ranks, trainer.devices_each, copies))
 
     def _tell_memory(self, trainer: Trainer) -> None:
         get = getter(trainer.config)
@@ -170,12 +176,11 @@ def _sharing(trainer: Trainer) -> list[Model]:
 
 
 def _lean_worker_class(get: Get, base: type) -> type:
-    from verl_fuse.host.update.lean.options import LeanOptions
-    from verl_fuse.host.update.lean.worker import lean_worker_class
+    from verl_fuse_update.lean.worker import lean_worker_class
 
     options = LeanOptions(bool(get(SKIP)), bool(get(OWN)))
     if not get(STREAM):
         return lean_worker_class(base, options)
-    from verl_fuse.host.update.stream.worker import stream_worker_class
+    from verl_fuse_update.stream.worker import stream_worker_class
 
     return stream_worker_class(base, options)

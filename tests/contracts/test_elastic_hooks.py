@@ -65,7 +65,7 @@ def enabled(views=REPLICAS, **block) -> tuple[PolicyGuard, SimpleNamespace]:
         replica_views=lambda: views,
         devices_each=2,
         use_routing=asked.append,
-        use_standalone=lambda most, timeout: asked.append((most, timeout)),
+        add_part=lambda make: asked.append((make.func.__name__, make.keywords)),
     )
     settings.manager.hook.fuse_setup(trainer=trainer)
     policy = PolicyGuard(settings.manager.hook)
@@ -378,7 +378,7 @@ def test_prompts_that_a_running_step_asks_for_join_its_plan():
 def test_standalone_replicas_are_asked_for_where_time_pays_and_only_once_something_is_known():
     terms = {"cost_weight": 0.0, "hysteresis": 0.0, "standalone": 2, "standalone_timeout": 90.0}
     policy, run, told, first = learned(scale=True, **terms)
-    assert run.asked == [None, (2, 90.0)]
+    assert run.asked == [None, ("standalone", {"most": 2, "launch_timeout": 90.0})]
     assert first == 3, "nothing is known: those there are"
     assert policy.scale(told, REPLICAS, 5) == 4, "one for each prompt"
     policy, _, told, first = learned(scale=False, standalone=2)
@@ -415,7 +415,7 @@ def test_the_forecast_is_of_the_replicas_there_are_while_others_are_created():
 def test_off_it_answers_nothing(tmp_path: Path):
     settings = load_settings(OmegaConf.create({"fuse": {"disabled_plugins": ["observe"]}}))
     hook = settings.manager.hook
-    hook.fuse_setup(trainer=SimpleNamespace(block=settings.blocks.get))
+    hook.fuse_setup(trainer=SimpleNamespace(block=settings.blocks.get, config=OmegaConf.create()))
     tell(hook, CheckpointSaved, folder=tmp_path)
     assert not list(tmp_path.iterdir())
     wanted = prompts("a", "b")

@@ -53,11 +53,14 @@ def view(unfinished):
 
 
 def set_up(settings: Any, stages: tuple[Stage, ...] = ("old_log_prob", "ref"), **more: Any) -> list[str]:
-    """Set the plugins up with a trainer whose models have no parameters; return what they switch on."""
+    """Set the plugins up with a trainer whose models have no parameters; return the parts that they add."""
     memory = {model: [RankMemory("node 0", 1, None, (), 1, 0, 0, 0)] for model in ("actor", "critic")}
     trainer = SetUpTrainer(blocks=settings.blocks, streamed_stages=stages, **{"memory": memory, **more})
     settings.manager.hook.fuse_setup(trainer=trainer)
-    return [name for name, _ in trainer.used]
+    assert {name for name, _ in trainer.used} <= {"add_part"}
+    makers = [arguments["make"] for _, arguments in trainer.used]
+    assert all(make.keywords == {"stages": stages, "share_prompts": False} for make in makers)
+    return [make.func.__name__ for make in makers]
 
 
 def policies() -> PolicyGuard:
@@ -136,7 +139,7 @@ def test_slices_without_memory_for_their_copies_are_refused_before_they_are_buil
     assert set_up(settings, config=config, memory=None) == []
     settings.blocks["interstage"] = replace(settings.blocks["interstage"], layout="slices")
     config.critic, config.algorithm = {"strategy": "veomni"}, {"adv_estimator": "gae"}
-    assert set_up(settings, config=config, memory=None) == ["use_slices"]
+    assert set_up(settings, config=config, memory=None) == ["slices"]
 
 
 def test_a_tail_that_has_nowhere_to_go_is_told_once_a_step_and_counted(caplog):
@@ -273,7 +276,7 @@ def test_the_automatic_threshold_watches_a_warm_step_and_decides_the_next(caplog
     caplog.set_level("INFO")
     hook, groups = automatic()
     begin(hook)
-    assert groups == ["use_slices"]
+    assert groups == ["slices"]
     assert decisions(hook, 1) == [None] * 39
     metrics_of(hook, 1)
     end_steps(hook, 1, cold=1)

@@ -130,7 +130,7 @@ def config_keys(module: ast.Module) -> Iterator[str]:
                 text = text.removesuffix("get") + gets[id(node)]
             owner, _, key = text.partition(".")
             text = f"{blocks[owner]}.{key}" if owner in blocks else text
-            for root in ("self.config.", "config."):
+            for root in ("self.config.", "config.", "host.config.", "trainer.config.", "self._trainer.config."):
                 if text.startswith(root):
                     yield text.removeprefix(root)
                     break

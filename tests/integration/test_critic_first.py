@@ -17,12 +17,12 @@ with warnings.catch_warnings():
     from verl.trainer.ppo.core_algos import AdaptiveKLController
 
     from verl_fuse.host.record.step import TrainerPart
-    from verl_fuse.host.update import short_pass
-    from verl_fuse.host.update.balance import in_order
-    from verl_fuse.host.update.critic import driver
-    from verl_fuse.host.update.critic.driver import CriticFirst
-    from verl_fuse.host.update.critic.returns import Rewards
-    from verl_fuse.host.update.critic.worker import OWN_VALUES
+    from verl_fuse_update import short_pass
+    from verl_fuse_update.balance import in_order
+    from verl_fuse_update.critic import driver
+    from verl_fuse_update.critic.driver import CriticFirst
+    from verl_fuse_update.critic.returns import Rewards
+    from verl_fuse_update.critic.worker import OWN_VALUES
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -177,6 +177,6 @@ def test_a_failed_update_is_not_hidden(first: CriticFirst):
 
 
 def test_verl_has_mode_fuse_where_the_part_is_imported_before_verls_trainers():
-    code = "import verl_fuse.host.update.critic.driver, verl.trainer.ppo.v1 as v; print(v.get_trainer_cls('fuse'))"
+    code = "import verl_fuse_update.critic.driver, verl.trainer.ppo.v1 as v; print(v.get_trainer_cls('fuse'))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "FuseTrainer" in found.stdout

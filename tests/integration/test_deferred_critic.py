@@ -1,5 +1,5 @@
 """The hand-over of a critic's update on a real TransferQueue; only the workers are missing. Shows the invariants of
-verl_fuse/host/update/deferred.py."""
+plugins/verl_fuse_placement/deferred.py."""
 
 import threading
 
@@ -78,7 +78,7 @@ def logged():
 def deferred(logged):
     from verl_fuse.host.inference.lane import Lane
     from verl_fuse.host.record.journal import Journal
-    from verl_fuse.host.update.deferred import DeferredCritic
+    from verl_fuse_placement.deferred import DeferredCritic
 
     class Hook:
         def fuse_event(self, event):
@@ -93,7 +93,7 @@ def deferred(logged):
 
 
 def kept() -> dict:
-    from verl_fuse.host.update.deferred import PARTITION
+    from verl_fuse_placement.deferred import PARTITION
 
     return (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
 

@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision
-from verl_fuse.host.inference import device_weights
+from verl_fuse_interstage.slices import device_weights
 from verl_fuse.host.weights.buckets import export_parameters, load_parameters
 
 folder, rank = sys.argv[1], int(sys.argv[2])

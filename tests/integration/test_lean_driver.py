@@ -14,12 +14,12 @@ with warnings.catch_warnings():
     import torch
     from transfer_queue import KVBatchMeta
 
-    from verl_fuse.host.update import short_pass
-    from verl_fuse.host.update.lean import driver as module
-    from verl_fuse.host.update.lean.driver import LeanUpdates, saved_seconds
-    from verl_fuse.host.update.lean.model import check_model
-    from verl_fuse.host.update.lean.options import LEAN, LeanOptions
     from verl_fuse.host.upstream.advantages import has_gradient, without_gradient
+    from verl_fuse_update import short_pass
+    from verl_fuse_update.lean import driver as module
+    from verl_fuse_update.lean.driver import LeanUpdates, saved_seconds
+    from verl_fuse_update.lean.model import check_model
+    from verl_fuse_update.lean.options import LEAN, LeanOptions
 
 from verl_fuse.errors import FuseError
 

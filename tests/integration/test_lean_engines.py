@@ -2,7 +2,7 @@
 real workers of two ranks.
 
 What is compared with: two of verl's own splits of the same batch into micro-batches. Shows the invariants in the
-docstrings of verl_fuse/host/update/lean.
+docstrings of plugins/verl_fuse_update/lean.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The Megatron copies of a slice compute what the models of verl's own workers compute, however the two are cut.
 
 Real workers of verl on Megatron, four gloo processes of the cpu platform. Shows the invariants in the docstrings of
-verl_fuse/host/inference/megatron_copies.py and verl_fuse/host/weights/whole_megatron.py.
+plugins/verl_fuse_interstage/slices/megatron_copies.py and verl_fuse/host/weights/whole_megatron.py.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """A critic's update that computes its own values is verl's pass for values, its returns and its update: values, losses,
 gradient norms, parameters and Adam's moments of three steps, with real workers of two ranks.
 
-Shows the invariants in the docstrings of verl_fuse/host/update/critic.
+Shows the invariants in the docstrings of plugins/verl_fuse_update/critic.
 """
 
 import os

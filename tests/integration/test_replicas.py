@@ -2,7 +2,6 @@
 over an engine that counts."""
 
 import asyncio
-import math
 import re
 import sys
 import time
@@ -23,7 +22,7 @@ with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(SUPPORT))
-    from counting_engine import CountingManager
+    from counting_engine import CountingManager, while_running
     from ray.exceptions import ActorUnavailableError
     from verl.checkpoint_engine.base import CheckpointEngineManager
 
@@ -101,24 +100,9 @@ async def generate(client, count, tokens=60, **sampling):
 
 
 def while_generating(manager, count, action, **kwargs):
-    """All outputs of `count` requests; `action()` runs in a thread, as the trainer's does, once each has 10 tokens and
-    before any has another."""
-
-    async def on_servers(method, *args):
-        calls = [getattr(replica.server_handle, method).remote(*args) for replica in manager.get_replicas()]
-        return await asyncio.gather(*calls, return_exceptions=True)  # the action may have ended a server
-
-    async def both():
-        await on_servers("pause_at", 10)
-        running = asyncio.create_task(generate(client_of(manager), count, **kwargs))
-        async with asyncio.timeout(60):
-            while sum(await on_servers("paused")) < count:
-                await asyncio.sleep(0.02)
-        await asyncio.to_thread(action)
-        await on_servers("pause_at", math.inf)
-        return await running
-
-    return asyncio.run(both())
+    """All outputs of `count` requests, each of which has some of its tokens while `action()` runs."""
+    rollout = generate(client_of(manager), count, **kwargs)
+    return asyncio.run(while_running(manager.get_replicas(), count, rollout, action))
 
 
 def unbroken(n, tokens=60):

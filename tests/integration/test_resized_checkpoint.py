@@ -1,6 +1,6 @@
 """A critic's checkpoint is loaded by another number of ranks than wrote it: everything is bitwise what was saved.
 
-Real TrainingWorkers on FSDP2, gloo processes. Shows the invariants of verl_fuse/host/weights/resized.py.
+Real TrainingWorkers on FSDP2, gloo processes. Shows the invariants of plugins/verl_fuse_placement/resized.py.
 """
 
 import sys
@@ -63,7 +63,7 @@ def test_everything_is_what_was_saved(folder: Path, written: dict[str, dict], re
 
 
 def test_the_ranks_that_wrote_a_checkpoint_are_counted(tmp_path: Path):
-    from verl_fuse.host.weights.resized import written_by
+    from verl_fuse_placement.resized import written_by
 
     assert written_by(tmp_path, 2) is None, "nothing to load: verl says so"
     for rank in range(4):

@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(SUPPORT))
-    from counting_engine import CountingManager
+    from counting_engine import CountingManager, while_running
     from verl.checkpoint_engine.base import CheckpointEngineManager
     from verl.utils import tensordict_utils as tu
 
@@ -45,6 +45,7 @@ with warnings.catch_warnings():
     )
     from verl_fuse.host.rollout.replicas import Replicas
     from verl_fuse.host.rollout.routing import Routing
+    from verl_fuse.host.rollout.waiting import Waiting
     from verl_fuse.host.upstream.rows import response_tokens
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
@@ -135,6 +136,7 @@ class Routed:
             manager, checkpoints, Recorder(lambda span: None), TIMEOUT, max_num_seqs=64, sequence_tokens=116
         )
         self.routing = Routing(manager, self.replicas, TIMEOUT, SAMPLES)
+        self.get_replicas = manager.get_replicas
         addresses = {address: rank for rank, address in enumerate(manager.get_addresses())}
         self.client = FuseLLMServerClient(
             CONFIG, manager.global_load_balancer, replicas=addresses, warm_prefix_tokens=warm
@@ -155,22 +157,18 @@ class Routed:
         return await asyncio.gather(*(asyncio.create_task(sample(number)) for number in range(SAMPLES)))
 
     def rollout(self, uids, tokens=20, action=None, turns=1):
-        """Outputs of all prompts; `action()` runs in a thread while they are generated."""
+        """Outputs of all prompts; `action()` runs in a thread while each has some of its tokens."""
         announce_prompts(self, "run")
 
         async def everything():
             params = {"temperature": 1.0, "logprobs": True, "max_tokens": tokens}
             trajectory = {"step": 1, "validate": False}
-            prompts = [
-                asyncio.create_task(self._run_prompt({"uid": uid}, params, trajectory=trajectory, turns=turns))
-                for uid in uids
-            ]
-            if action is not None:
-                await asyncio.sleep(0.2)
-                await asyncio.to_thread(action)
-            return await asyncio.gather(*prompts)
+            prompts = [self._run_prompt({"uid": uid}, params, trajectory=trajectory, turns=turns) for uid in uids]
+            return await asyncio.gather(*map(asyncio.create_task, prompts))
 
-        return asyncio.run(everything())
+        if action is None:
+            return asyncio.run(everything())
+        return asyncio.run(while_running(self.get_replicas(), len(uids) * SAMPLES, everything(), action))
 
 
 def prompts(*uids):
@@ -332,6 +330,31 @@ def test_agent_loops_that_have_no_workers_are_refused_by_name():
     ):
         announce(SimpleNamespace(), TIMEOUT, needed=True)
     announce(SimpleNamespace(), TIMEOUT)
+
+
+class Late:
+    """A balancer, or an agent-loop worker, that does not answer in time."""
+
+    async def assign(self, homes):
+        await asyncio.sleep(600)
+
+    async def __ray_call__(self, function, *args):
+        await asyncio.sleep(600)
+
+
+def test_whoever_is_late_with_the_plan_of_a_step_is_named(manager):
+    routed, late = Routed(manager), ray.remote(num_cpus=0)(Late).remote()
+    try:
+        routed.routing._router, routed.routing._waiting = late, Waiting(0.5)
+        with pytest.raises(FuseError, match=r"the load balancer did not answer in 0\.5 s \(fuse\.replica_timeout\)"):
+            routed.routing.plan(prompts("a"), guard(Policy({"a": 1})))
+        loops = SimpleNamespace(agent_loop_workers=[late])
+        with pytest.raises(FuseError, match=r"agent-loop worker 0 did not answer in 0\.5 s"):
+            announce(loops, 0.5, needed=True)
+    finally:
+        ray.kill(late)
+    with pytest.raises(FuseError, match=r"agent-loop worker 0 failed: ActorDiedError"):
+        announce(loops, TIMEOUT, needed=True)
 
 
 def test_response_tokens_are_counted_by_prompt_and_sample_without_padding():

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transfer_queue import KVBatchMeta
 
-    from verl_fuse.host.update.shared import PlacedPrompts
+    from verl_fuse_update.shared import PlacedPrompts
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 PROMPTS, SAMPLES, RANKS = 4, 4, 2

@@ -3,7 +3,7 @@ between actor, critic and reference.
 
 Real workers of verl on FSDP2, one process of the cpu platform; settings that cannot be copied are refused
 (tests/unit/interstage/test_refusals.py). Shows the invariants in the docstring of
-verl_fuse/host/inference/slice_models.py.
+plugins/verl_fuse_interstage/slices/models.py.
 """
 
 import sys

@@ -12,10 +12,9 @@ with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
 
-    from verl_fuse.host.assembly import exports_on_devices
-    from verl_fuse.host.inference.refresh import SliceRefresh
-    from verl_fuse.host.inference.slice_worker import SliceWorker
     from verl_fuse.host.weights.exports import Export
+    from verl_fuse_interstage.slices.refresh import SliceRefresh, exports_on_devices
+    from verl_fuse_interstage.slices.worker import SliceWorker
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -70,11 +69,11 @@ def test_a_worker_of_a_slice_empties_the_cache_of_its_device(monkeypatch):
         synchronize=lambda: calls.append("synchronize"),
     )
     monkeypatch.setattr("verl.utils.memory_utils.get_torch_device", lambda: device)
-    monkeypatch.setattr("verl_fuse.host.inference.slice_worker.get_torch_device", lambda: device)
+    monkeypatch.setattr("verl_fuse_interstage.slices.worker.get_torch_device", lambda: device)
     model = SimpleNamespace(get_dispatch_collect=dict, engine=None)
-    monkeypatch.setattr("verl_fuse.host.inference.slice_worker.build_models", lambda *args: {"ref": model})
+    monkeypatch.setattr("verl_fuse_interstage.slices.worker.build_models", lambda *args: {"ref": model})
     weights = SimpleNamespace(release=lambda: calls.append("release"))
-    monkeypatch.setattr("verl_fuse.host.inference.slice_worker._device_weights", lambda engine, name: weights)
+    monkeypatch.setattr("verl_fuse_interstage.slices.worker._device_weights", lambda engine, name: weights)
     worker = SimpleNamespace(
         _stages=("ref",),
         _config=None,

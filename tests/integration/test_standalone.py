@@ -30,9 +30,9 @@ with warnings.catch_warnings():
     from verl_fuse.host.record.spans import Recorder, start_collector
     from verl_fuse.host.rollout.client import FuseLLMServerClient
     from verl_fuse.host.rollout.replicas import Replicas
-    from verl_fuse.host.rollout.standalone.pool import StandalonePool
-    from verl_fuse.host.rollout.standalone.weights import load
     from verl_fuse.host.weights.shard import Shard
+    from verl_fuse_elastic.standalone.pool import StandalonePool
+    from verl_fuse_elastic.standalone.weights import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 

@@ -2,6 +2,7 @@
 not run."""
 
 import threading
+import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -12,20 +13,22 @@ pytest.importorskip("verl")
 with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
+    import ray
     import torch
 
     from verl_fuse.host.inference.lane import Lane
-    from verl_fuse.host.update.stream import driver
-    from verl_fuse.host.update.stream.driver import StreamedUpdates
-    from verl_fuse.host.update.stream.guard import StreamedRow, difference
-    from verl_fuse.host.update.stream.lanes import StreamLanes, dealt
-    from verl_fuse.host.update.stream.options import ORDER
+    from verl_fuse_update.stream import driver
+    from verl_fuse_update.stream.driver import StreamedUpdates
+    from verl_fuse_update.stream.guard import StreamedRow, difference
+    from verl_fuse_update.stream.lanes import StreamLanes, answers_together, dealt
+    from verl_fuse_update.stream.options import ORDER
 
 from omegaconf import OmegaConf
 
+from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import Recorder
-from verl_fuse.host.update.lean.options import LeanOptions
 from verl_fuse.spec.step import Sample
+from verl_fuse_update.lean.options import LeanOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -84,6 +87,46 @@ def test_a_call_that_fails_is_told_and_ends_nothing(lanes: StreamLanes):
     lanes.drain()
     assert ran == [1]
     assert lanes.failure == "call 0 failed: MemoryError: no room"
+
+
+@pytest.fixture(scope="module")
+def rank():
+    """Makes a training rank, which computes, runs out of memory, or waits for a partner."""
+
+    class Rank:
+        def compute(self, what: str) -> None:
+            if what == "out of memory":
+                raise MemoryError("CUDA out of memory")
+            if what == "waits":
+                time.sleep(600)
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    yield ray.remote(num_cpus=0)(Rank).remote
+    ray.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("others", "stranded"), [(["computes", "computes"], ""), (["out of memory"], ""), (["computes", "waits"], "8")]
+)
+def test_a_rank_that_fails_alone_ends_the_run_if_its_partners_wait_for_it(lanes, rank, others, stranded):
+    group = [rank() for _ in range(1 + len(others))]
+    calls = [each.compute.remote(what) for each, what in zip(group, ["out of memory", *others], strict=True)]
+    made = updates(lanes, [])
+    made.check()
+    lanes.submit(0, lambda: answers_together(calls, range(6, 6 + len(calls)), 2.0), "call 0")
+    try:
+        if not stranded:
+            made.after_inference(3)
+            assert lanes.failure.startswith("call 0 failed: MemoryError: CUDA out of memory")
+            return
+        with pytest.raises(FuseError, match=rf"CUDA out of memory\), and its partners \(rank {stranded}\)"):
+            made.after_inference(3)
+        made._trainer.global_steps = 4
+        with pytest.raises(FuseError, match=r"fuse\.update\.stream=false"):
+            made.check()
+    finally:
+        for each in group:
+            ray.kill(each)
 
 
 def updates(lanes: StreamLanes, calls: list, warmup: int = 0, actor: dict | None = None) -> Any:

@@ -2,7 +2,7 @@
 workers of two and four ranks, in one shard group and in several.
 
 What is compared with: verl's own split of the same batch into other micro-batches. Shows the invariants in the
-docstrings of verl_fuse/host/update/stream.
+docstrings of plugins/verl_fuse_update/stream.
 """
 
 import os

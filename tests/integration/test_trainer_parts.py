@@ -6,6 +6,7 @@ import json
 import threading
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,14 +37,17 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.finished import Finished
     from verl_fuse.host.rollout.lengths import LengthTotals
     from verl_fuse.host.rollout.policy import PolicyGuard, plugin_metrics
-    from verl_fuse.host.rollout.standalone.sync import StandaloneSync
     from verl_fuse.host.rollout.watch import Groups
     from verl_fuse.host.start.begin import checked_settings
     from verl_fuse.host.start.compat import lock, start
     from verl_fuse.host.trainer import FuseTrainer
-    from verl_fuse.host.update.critic.driver import CriticFirst
-    from verl_fuse.host.update.lean.options import LeanOptions
+    from verl_fuse_elastic.standalone import sync
+    from verl_fuse_elastic.standalone.sync import StandaloneSync
+    from verl_fuse_interstage.slices import refresh
     from verl_fuse_pipeline.fused import FusedUpdates
+    from verl_fuse_update import parts as update_parts
+    from verl_fuse_update.critic.driver import CriticFirst
+    from verl_fuse_update.lean.options import LeanOptions
 
 from verl_fuse.hookspecs import Trainer
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView
@@ -577,7 +581,7 @@ def batch_of(*keys):
 
 def test_plugins_get_what_the_contract_says_with_its_arguments():
     members = {name: member for name, member in vars(Trainer).items() if not name.startswith("_")}
-    assert len(members) == 17
+    assert len(members) == 9
     for name, member in members.items():
         ours = vars(features.Features)[name]
         assert isinstance(ours, property) == isinstance(member, property), name
@@ -612,14 +616,10 @@ def trainer(journal, monkeypatch):
 
     groups = {"actor": "actor", "critic": "critic"}
     monkeypatch.setattr(features, "Routing", Routing)
-    monkeypatch.setattr(features.assembly, "build_slices", lambda trainer: Calls(lanes=("slice 0",)))
-    monkeypatch.setattr(
-        features.assembly, "build_standalone", lambda trainer, *args: Calls(built=trainer.built.append(args))
-    )
+    monkeypatch.setattr(refresh, "_built", lambda host, stages: Calls(lanes=("slice 0",)))
     monkeypatch.setattr(features.assembly, "training_groups", lambda trainer: groups)
-    monkeypatch.setattr(features.assembly, "exports_on_devices", lambda config: False)
+    monkeypatch.setattr(refresh, "exports_on_devices", lambda config: False)
     monkeypatch.setattr(features.assembly, "extra_info", lambda trainer: {"temperature": 1.0})
-    trainer.inference.stages = ("ref",)
     return trainer
 
 
@@ -639,57 +639,55 @@ def test_training_ranks_are_asked_for_their_memory_model_by_model(trainer, monke
 def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     run = features.Features(trainer)
     assert trainer.parts == []
-    run.use_slices()
-    assert trainer.inference.seen[0][:2] == ("use_slices", ("slice 0",))
+    run.add_part(partial(refresh.with_slices, stages=("ref",), share_prompts=True))
+    assert trainer.inference.seen[0] == ("use_slices", ("slice 0",), True)
     run.add_part(lambda host, groups: FusedUpdates(host, groups, host.run_stage, lambda problem: None, 5.0))
     kinds = [type(part).__name__ for part in trainer.parts]
     assert kinds == ["SliceRefresh", "FusedUpdates"]
-    monkeypatch.setattr(features.assembly, "deferred_critic", lambda trainer: SimpleNamespace(lane="critic's lane"))
-    monkeypatch.setattr(features.assembly, "values_apart", lambda trainer, deferred: f"values on {deferred.lane}")
-    run.use_deferred_critic()
-    assert trainer.parts[-1].lane == "critic's lane"
-    assert trainer.director.apart == "values on critic's lane"
     monkeypatch.setattr(trainer, "actor_rollout_wg", SimpleNamespace(shares_prompts=lambda: [True, False]))
     trainer.critic_wg = SimpleNamespace(shares_prompts=lambda: [True, True])
     with Lane("train", trainer.journal.recorder, 9.0) as trainer.lane:
         assert not run.shares_prompts(), "one rank's model is as it was"
         assert run.shares_prompts("critic")
-    run.use_own_values()
-    run.use_lean_update(True, False, "computed")
-    run.use_shared_prompts(["actor"], ["actor"], False)
-    assert [type(part).__name__ for part in trainer.parts[-3:]] == ["CriticFirst", "LeanUpdates", "PlacedPrompts"]
+    options = LeanOptions(True, False, "computed")
+    run.add_part(update_parts.own_values)
+    run.add_part(partial(update_parts.lean, options=options, balance=False, share=True))
+    run.add_part(partial(update_parts.balanced, models=["critic"]))
+    run.add_part(partial(update_parts.shared, models=["actor"], places=["actor"], balance=False))
+    names = [type(part).__name__ for part in trainer.parts[-4:]]
+    assert names == ["CriticFirst", "LeanUpdates", "BalancedUpdates", "PlacedPrompts"]
+    assert trainer.parts[-3]._options == options
 
 
 def test_slices_get_weights_before_the_replicas_wake_where_an_export_needs_a_device(trainer, monkeypatch):
     for on_devices in (True, False):
-        monkeypatch.setattr(features.assembly, "exports_on_devices", lambda config, found=on_devices: found)
-        features.Features(trainer).use_slices()
+        monkeypatch.setattr(refresh, "exports_on_devices", lambda config, found=on_devices: found)
+        features.Features(trainer).add_part(partial(refresh.with_slices, stages=("ref",), share_prompts=False))
         assert trainer.parts[-1]._on_devices is on_devices
 
 
-@pytest.mark.parametrize("bypass", [True, False, None])
-def test_a_lean_update_knows_whose_old_log_probs_it_has(trainer, bypass):
-    if bypass is not None:
-        trainer.config.algorithm.rollout_correction = {"bypass_mode": bypass}
-    features.Features(trainer).use_lean_update(True, False, "computed")
-    assert trainer.parts[-1]._options == LeanOptions(True, False, "computed", bool(bypass))
-
-
-def test_a_streamed_update_is_a_part_that_the_director_asks(trainer, monkeypatch):
-    asked = []
-    monkeypatch.setattr(features.assembly, "streamed_updates", lambda *args: asked.append(args) or "streamed")
-    features.Features(trainer).use_streamed_update(True, "computed", False)
-    assert asked == [(trainer, run_stage, trainer.inference, LeanOptions(True, True, "computed"), False)]
-    assert trainer.director.training == trainer.parts[-1] == "streamed"
-
-
-def test_standalone_replicas_need_routing_and_are_taken_from_its_pool(trainer):
+def test_standalone_replicas_are_taken_from_a_pool_that_the_routing_asks(trainer, monkeypatch):
+    trainer.settings.core.weight_sync_timeout = 7.0
+    trainer.config.actor_rollout_ref = {
+        "rollout": {"n": 4, "n_gpus_per_node": 8, "checkpoint_engine": {"backend": "nccl"}},
+        "model": {"path": "a model"},
+    }
+    made = []
+    trainer.llm_server_manager = SimpleNamespace(
+        rollout_replica_class=lambda **named: made.append(named) or "a replica"
+    )
+    trainer.replicas.addresses = {0: "a", 1: "b"}
     run = features.Features(trainer)
-    with pytest.raises(AssertionError, match="use_routing"):
-        run.use_standalone(2, 60.0)
     run.use_routing(16)
-    run.use_standalone(2, 60.0)
-    assert trainer.built == [("routing", 9.0, 4), (2, 60.0)]
+    run.add_part(partial(sync.with_pool, most=2, launch_timeout=60.0))
     assert trainer.client_options == {"warm_prefix_tokens": 16, "standalone": 2}
-    assert [call[0] for call in trainer.director.routing.seen] == ["use_pool"]
+    (asked,) = trainer.director.routing.seen
+    pool = asked[1]
+    assert (asked[0], pool.most, pool._launch_timeout, pool._load_timeout, pool._next) == ("use_pool", 2, 60.0, 7.0, 2)
+    assert pool._build(2) == "a replica"
+    assert (made[0]["replica_rank"], made[0]["gpus_per_node"], made[0]["model_config"].path) == (2, 8, "a model")
+    assert made[0]["config"].checkpoint_engine.backend == "naive", "its engine is offered weights from outside"
+    assert trainer.config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
     assert [type(part).__name__ for part in trainer.parts] == ["StandaloneSync"]
+    actor = SimpleNamespace(export_whole=lambda: [["a", "c"], ["b"]])
+    assert sync.exported_whole(actor) == ["a", "b", "c"], "in turns"

@@ -36,7 +36,8 @@ def light_modules() -> list[str]:
     folders = {"verl_fuse": REPO, **dict.fromkeys(plugins, REPO / "plugins")}
     paths = [(root, path) for package, root in folders.items() for path in sorted((root / package).rglob("*.py"))]
     names = [".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for root, path in paths]
-    light = [name for name in names if not name.startswith(("verl_fuse.host.", "verl_fuse.runtime."))]
+    heavy = ("verl_fuse.host.", "verl_fuse.runtime.", "verl_fuse_elastic.standalone.", "verl_fuse_interstage.slices.")
+    light = [name for name in names if not name.startswith(heavy)]
     return [
         *light,
         "verl_fuse_cpu.entry",

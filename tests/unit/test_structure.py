@@ -1,4 +1,4 @@
-"""Imports flow one way, and only the host side of the library knows verl. Imports inside functions count too."""
+"""Imports flow one way, and only named modules import verl. Imports inside functions count too."""
 
 import ast
 import sys
@@ -53,7 +53,6 @@ LAYERS = (
     ("verl_fuse.host.sharing",),
     ("verl_fuse.host.inference",),
     ("verl_fuse.host.rollout",),
-    ("verl_fuse.host.update",),
     ("verl_fuse.host",),
     ("verl_fuse_patches",),
     (
@@ -79,9 +78,16 @@ MAY_IMPORT_HEAVY = {
     "verl_fuse.runtime": {"torch"},
     "verl_fuse_cpu": HEAVY,
     "verl_fuse_patches": HEAVY,
+    "verl_fuse_elastic.standalone": HEAVY,
+    "verl_fuse_interstage.slices": HEAVY,
     **{f"verl_fuse_pipeline.{name}": HEAVY for name in ("fused", "joint", "megatron")},
+    **{f"verl_fuse_placement.{name}": HEAVY for name in ("deferred", "resized")},
     "verl_fuse_realloc.sync": HEAVY,
     "verl_fuse_speculation.scheduler": {"vllm"},
+    **{
+        f"verl_fuse_update.{name}": HEAVY
+        for name in ("balance", "critic", "lean", "parts", "shared", "short_pass", "stream")
+    },
 }
 # Where Hydra, which comes with the extra `verl`, is imported outside the host side.
 USES_HYDRA = ("hydra_plugins", "verl_fuse.cli.composition")

@@ -1,1 +1,1 @@
-"""This package is the only one of the library that imports verl. It imports nothing here: `entry` must stay light."""
+"""This package joins the library to verl. It imports nothing here: `entry` must stay light."""

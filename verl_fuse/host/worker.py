@@ -61,11 +61,11 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_whole(self: Any) -> list[Any]:
         """Return references to this rank's part of the actor's whole parameters in Ray's object store, see
-        standalone/weights.py."""
+        weights/exports.py."""
         import torch
 
-        from verl_fuse.host.rollout.standalone.weights import export_whole
         from verl_fuse.host.weights.computed import TORCH_DTYPES
+        from verl_fuse.host.weights.exports import export_whole
 
         dtype = TORCH_DTYPES.get(getter(self.config)("rollout.dtype"), torch.float32)
         return export_whole(self.actor.engine, self.rank, self.world_size, dtype)
@@ -96,7 +96,7 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
 
 
 def _streamed_methods(base: type) -> dict[str, tuple[str, Category]]:
-    """Return the methods of a class whose updates may be streamed (host/update/stream/worker.py)."""
+    """Return the methods of a class whose updates may be streamed (plugins/verl_fuse_update/stream/worker.py)."""
     return {name: named for name, named in STREAM_METHODS.items() if hasattr(base, name)}
 
 

@@ -126,4 +126,4 @@ def _placed_alone(module: Any) -> None:
 on_import("verl.trainer.ppo.v1.trainer_base", _measured)
 if "STEP_BENCH_UNSHARED" in os.environ:
     on_import("verl_fuse.host.sharing.engine", _unshared)
-    on_import("verl_fuse.host.update.shared", _placed_alone)
+    on_import("verl_fuse_update.shared", _placed_alone)

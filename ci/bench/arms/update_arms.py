@@ -38,8 +38,8 @@ def _register_agent(module: Any) -> None:
 def _switch_arms(module: Any) -> None:
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-    from verl_fuse.host.update.lean.driver import LeanUpdates
-    from verl_fuse.host.update.lean.options import LeanOptions
+    from verl_fuse_update.lean.driver import LeanUpdates
+    from verl_fuse_update.lean.options import LeanOptions
 
     trainer: Any = module.FuseTrainer
     stock: Any = PPOTrainerSync

@@ -19,6 +19,7 @@ from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.start.settings import load_settings
 from verl_fuse.host.trainer import FuseTrainer
 from verl_fuse.spec.memory import RankMemory
+from verl_fuse_interstage.plugin import slices
 
 STAGES = ("old_log_prob", "ref", "values")
 
@@ -57,8 +58,9 @@ class UntrainedFeatures(Features):
     def training_memory(self) -> dict[str, list[RankMemory]]:
         return {model: [RankMemory("here", 1, None, (), 1, 0, 0, 0)] for model in ("actor", "critic")}
 
-    def use_slices(self) -> None:
-        pass
+    def add_part(self, make: Any) -> None:
+        if getattr(make, "func", None) is not slices:
+            super().add_part(make)
 
 
 class UntrainedTrainer(FuseTrainer):

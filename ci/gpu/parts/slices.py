@@ -81,9 +81,9 @@ def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dic
 
     from verl_fuse.cli.composition import compose
     from verl_fuse.cli.recipes import find_recipe
-    from verl_fuse.host.inference.device_weights import DeviceWeights
-    from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
+    from verl_fuse_interstage.slices.device_weights import DeviceWeights
+    from verl_fuse_interstage.slices.models import build_models, compute
 
     os.environ.update(
         {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -6,12 +6,31 @@ Every call that matters is written to a journal, in the order in which it happen
 """
 
 import asyncio
+import math
 from typing import Any
 
 import ray
 from counting_server import CountingServer, Journal
 from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+
+async def while_running(replicas: Any, requests: int, rollout: Any, action: Any, tokens: int = 10) -> Any:
+    """Return what the coroutine `rollout` does. `action()` runs in a thread, as the trainer's does, once each of its
+    `requests` has so many tokens and before any has another."""
+
+    async def on_servers(method: str, *args: Any) -> list[Any]:
+        calls = [getattr(replica.server_handle, method).remote(*args) for replica in replicas]
+        return await asyncio.gather(*calls, return_exceptions=True)  # the action may have ended a server
+
+    await on_servers("pause_at", tokens)
+    running = asyncio.create_task(rollout)
+    async with asyncio.timeout(60):
+        while sum(await on_servers("paused")) < requests:
+            await asyncio.sleep(0.02)
+    await asyncio.to_thread(action)
+    await on_servers("pause_at", math.inf)
+    return await running
 
 
 class JournalledBalancer(GlobalRequestLoadBalancer):

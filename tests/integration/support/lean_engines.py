@@ -110,7 +110,7 @@ class Bench:
     """Workers of an engine, each built for its first arm and kept."""
 
     def __init__(self, world: World, folder: Path, engine: str) -> None:
-        from verl_fuse.host.update.lean.worker import LeanTrainingWorker
+        from verl_fuse_update.lean.worker import LeanTrainingWorker
 
         if engine in SHARDED:
             if "offloaded" in engine:
@@ -252,7 +252,7 @@ def run(
     holds: parameters and Adam's state."""
     from verl.utils import tensordict_utils as tu
 
-    from verl_fuse.host.update.lean.options import LEAN, LeanOptions
+    from verl_fuse_update.lean.options import LEAN, LeanOptions
 
     worker = bench.worker(arm)
     lean = LeanOptions(**arm.lean or {})
@@ -320,7 +320,7 @@ def _placed(data: Any, arm: Arm, ranks: int) -> Any:
     from verl.utils.seqlen_balancing import calculate_workload
     from verl.utils.tensordict_utils import index_select_tensor_dict
 
-    from verl_fuse.host.update.balance import Cut, Prompts, balanced
+    from verl_fuse_update.balance import Cut, Prompts, balanced
 
     if not arm.balance:
         return data
@@ -381,7 +381,7 @@ def _fault(worker: Any, fault: str, lean: bool, data: Any, nothing: bool) -> Ite
 
     from verl_fuse.host.inference import response_logits
     from verl_fuse.host.sharing import engine, plan
-    from verl_fuse.host.update.lean import mini_batch
+    from verl_fuse_update.lean import mini_batch
 
     with pytest.MonkeyPatch.context() as patch:
         if fault == "skips a small advantage":
@@ -558,7 +558,7 @@ def refused_sharing(world: World, folder: Path) -> dict[str, Any]:
 
     from verl_fuse.errors import FuseError
     from verl_fuse.host.sharing.engine import share_prompts
-    from verl_fuse.host.update.lean.options import LeanOptions
+    from verl_fuse_update.lean.options import LeanOptions
 
     worker = _bench(world, folder, "fsdp2").build()
     engine = worker.engine
@@ -619,7 +619,7 @@ def refused_models(world: World, folder: Path) -> dict[str, Any]:
 
     from verl_fuse.errors import FuseError
     from verl_fuse.host.inference.response_logits import keep_response_logits
-    from verl_fuse.host.update.lean.options import LeanOptions
+    from verl_fuse_update.lean.options import LeanOptions
 
     class Whole(LlamaForCausalLM):
         def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, use_cache: bool) -> Any: ...

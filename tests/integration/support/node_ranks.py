@@ -72,8 +72,8 @@ class NodeRank:
         """This rank's buckets for standalone replicas."""
         import torch
 
-        from verl_fuse.host.rollout.standalone.weights import export_whole
         from verl_fuse.host.weights import buckets
+        from verl_fuse.host.weights.exports import export_whole
 
         buckets.OBJECT_BYTES = bucket_bytes
         return export_whole(self._trained, self._rank, self._size, torch.float32)

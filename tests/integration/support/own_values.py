@@ -120,7 +120,7 @@ class Bench:
     def __init__(self, world: World, folder: Path, engine: str) -> None:
         from verl.workers.engine_workers import TrainingWorker
 
-        from verl_fuse.host.update.critic.worker import own_values_worker_class
+        from verl_fuse_update.critic.worker import own_values_worker_class
 
         with open(os.devnull, "w") as silence, redirect_stdout(silence):
             if engine.startswith("fsdp"):
@@ -148,7 +148,7 @@ class Bench:
         from verl.workers.engine_workers import TrainingWorker
 
         from verl_fuse.host.sharing.engine import share_prompts
-        from verl_fuse.host.update.critic.worker import own_values_worker_class
+        from verl_fuse_update.critic.worker import own_values_worker_class
 
         if (own, True) not in self.workers:
             kind = {"kind": own_values_worker_class(TrainingWorker)} if own else {}
@@ -164,9 +164,9 @@ def run(bench: Bench, arm: Arm) -> dict[str, Any]:
     """Train all steps; of each step verl's metrics and the values, then what every rank holds."""
     from verl.utils import tensordict_utils as tu
 
-    from verl_fuse.host.update.critic import returns
-    from verl_fuse.host.update.critic import worker as module
-    from verl_fuse.host.update.critic.worker import OWN_VALUES
+    from verl_fuse_update.critic import returns
+    from verl_fuse_update.critic import worker as module
+    from verl_fuse_update.critic.worker import OWN_VALUES
 
     worker = bench.sharing(arm.own) if arm.share else bench.workers[arm.own, False]
     bench.restore(worker)

@@ -181,7 +181,7 @@ def went_on(world: World, folder: Path, written: str) -> dict[str, Any]:
     from ray import cloudpickle
     from verl.workers.engine_workers import TrainingWorker
 
-    from verl_fuse.host.weights.resized import resized_worker_class
+    from verl_fuse_placement.resized import resized_worker_class
 
     kind = cloudpickle.loads(cloudpickle.dumps(resized_worker_class(TrainingWorker)))
     ours = worker(world, folder, "critic", kind=kind)

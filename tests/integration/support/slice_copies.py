@@ -125,7 +125,7 @@ def numbers(
 def built(world: World, composed: dict[str, Any], stages: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Return the stages whose copies a slice has, once the slice is built."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
-        from verl_fuse.host.inference.slice_models import build_models
+        from verl_fuse_interstage.slices.models import build_models
 
         return sorted(build_models(stages, _prepared(world, composed, overrides).actor_rollout_ref, None))
 
@@ -161,13 +161,13 @@ def _numbers(config: Any, response_logits: bool, shared_prompts: bool) -> dict[s
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
     from verl_fuse.host.inference.response_logits import ResponseLogits, response_logits_worker_class
-    from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.sharing.engine import (
         SharedPrompts,
         shared_prompts_critic_class,
         shared_prompts_worker_class,
     )
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
+    from verl_fuse_interstage.slices.models import build_models, compute
 
     kind = response_logits_worker_class(ActorRolloutRefWorker, True) if response_logits else ActorRolloutRefWorker
     kind = shared_prompts_worker_class(kind, True) if shared_prompts else kind
@@ -218,9 +218,9 @@ def _adapted(config: Any) -> dict[str, Any]:
     import torch
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
     from verl_fuse.host.weights.exports import frozen_parameters
+    from verl_fuse_interstage.slices.models import build_models, compute
 
     policy = ActorRolloutRefWorker(config=config.actor_rollout_ref.copy(), role="actor")
     policy.init_model()
@@ -259,9 +259,9 @@ def _furthest(one: Any, other: Any) -> float:
 def _kept(config: Any) -> dict[str, dict[str, Any]]:
     import torch
 
-    from verl_fuse.host.inference.device_weights import DeviceWeights
-    from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.weights.memory import rank_memory
+    from verl_fuse_interstage.slices.device_weights import DeviceWeights
+    from verl_fuse_interstage.slices.models import build_models, compute
 
     copies = []
 

@@ -75,11 +75,11 @@ def _numbers(config: Any, stages: Sequence[str], devices: Sequence[int]) -> dict
     from megatron.core import parallel_state
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-    from verl_fuse.host.inference.megatron_copies import MegatronWeights
-    from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
     from verl_fuse.spec.composed import getter
     from verl_fuse_interstage.copies import copy_of
+    from verl_fuse_interstage.slices.megatron_copies import MegatronWeights
+    from verl_fuse_interstage.slices.models import build_models, compute
     from verl_fuse_pipeline.megatron.view import View
 
     of_critic = critic_of(config) if "values" in stages else None

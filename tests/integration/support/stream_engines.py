@@ -45,7 +45,7 @@ class StreamBench(Bench):
     """Both workers of a layout, kept for all arms."""
 
     def __init__(self, world: World, folder: Path, fsdp_size: int, **more: Any) -> None:
-        from verl_fuse.host.update.stream.worker import StreamTrainingWorker
+        from verl_fuse_update.stream.worker import StreamTrainingWorker
 
         build = partial(sharded_engines.worker, world, folder, "actor", fsdp_size, **more)
         self.keep("fsdp2", build, StreamTrainingWorker)
@@ -77,7 +77,7 @@ def _held(worker: Any) -> dict[str, Any]:
 
 
 def _order(arm: Arm, plan: Plan, step: int, **more: Any) -> Any:
-    from verl_fuse.host.update.stream.options import StreamOrder
+    from verl_fuse_update.stream.options import StreamOrder
 
     deferred = arm.agg == "token-mean" and arm.loss != "sapo"
     return StreamOrder(step, plan.nominal, deferred, **more)
@@ -92,8 +92,8 @@ def _rows(bench: StreamBench, groups: Sequence[int]) -> list[int]:
 def _call(bench: StreamBench, arm: Arm, plan: Plan, data: Any, rows: list[int], order: Any, number: int) -> Any:
     from verl.utils import tensordict_utils as tu
 
-    from verl_fuse.host.update.lean.options import LEAN, LeanOptions
-    from verl_fuse.host.update.stream.options import ORDER
+    from verl_fuse_update.lean.options import LEAN, LeanOptions
+    from verl_fuse_update.stream.options import ORDER
 
     part = tu.index_select_tensor_dict(data, rows or [0])
     split = plan.splits[number % len(plan.splits)]
@@ -144,7 +144,7 @@ def _last(bench: StreamBench, arm: Arm, plan: Plan, data: Any, step: int) -> dic
     _call(bench, arm, plan, data, _rows(bench, mine), order, number)
     with pytest.MonkeyPatch.context() as patch:
         if plan.fault == "not scaled":
-            patch.setattr("verl_fuse.host.update.stream.worker._scale", lambda module, scale: None)
+            patch.setattr("verl_fuse_update.stream.worker._scale", lambda module, scale: None)
         found = bench.worker(replace(arm, lean={})).stream_finish(order)
     return {key: value for key, value in found.items() if not key.startswith("perf/") and key != "tokens"}
 

@@ -5,8 +5,8 @@ import functools
 import os
 import signal
 
-from verl_fuse.host.update.stream.options import ORDER
 from verl_fuse.host.upstream.on_import import on_import
+from verl_fuse_update.stream.options import ORDER
 
 
 def _mortal(module):
@@ -25,4 +25,4 @@ def _mortal(module):
     module.StreamTrainingWorker.stream_rows = stream_rows
 
 
-on_import("verl_fuse.host.update.stream.worker", _mortal)
+on_import("verl_fuse_update.stream.worker", _mortal)

@@ -118,4 +118,4 @@ def _compare(module: Any) -> None:
 
 on_import("verl.experimental.agent_loop", _register_agent)
 on_import("verl_fuse.host.trainer", _compare)
-on_import("verl_fuse.host.update.stream.driver", _mark)
+on_import("verl_fuse_update.stream.driver", _mark)

@@ -18,6 +18,10 @@ with warnings.catch_warnings():
     from verl_fuse.host import assembly
     from verl_fuse.host.inference.lane import Lane
     from verl_fuse.host.weights.exports import Export, joined
+    from verl_fuse_interstage.slices import refresh
+    from verl_fuse_placement import deferred
+    from verl_fuse_update import parts
+    from verl_fuse_update.stream import driver
 
 SIZES = [
     "algorithm.adv_estimator=gae",
@@ -46,7 +50,8 @@ def composed():
 
 @pytest.fixture
 def trainer(composed, monkeypatch):
-    monkeypatch.setattr(assembly, "micro_batch", micro_batch)
+    for module in (assembly, deferred, refresh):
+        monkeypatch.setattr(module, "micro_batch", micro_batch)
     config = deepcopy(composed)
     recorder = SimpleNamespace(add=lambda span: None)
     core = SimpleNamespace(call_timeout=11.0, replica_timeout=12.0, weight_sync_timeout=13.0)
@@ -64,12 +69,19 @@ def trainer(composed, monkeypatch):
         ref_policy_wg=group(ref=1),
         critic_wg=group(train=4),
         processor=None,
+        role_worker_mapping={},
+        director=SimpleNamespace(),
+        run_stage="run",
         lane="lane",
         call=lambda stage, stock, batch, metrics: (stage, stock, batch, metrics),
         llm_server_manager="manager",
         checkpoint_manager="checkpoints",
         devices=devices,
     )
+
+
+def groups_of(trainer):
+    return {"actor": trainer.actor_rollout_wg, "critic": trainer.critic_wg}
 
 
 STOCK = SimpleNamespace(_compute_old_log_prob="old", _compute_ref_log_prob="ref", _compute_values="values")
@@ -90,14 +102,14 @@ def test_each_stage_has_the_ranks_and_the_micro_batches_of_its_model(trainer, in
 
 def test_a_batch_of_a_slice_fits_the_micro_batches_of_all_models(trainer, monkeypatch):
     made = []
-    monkeypatch.setattr(assembly, "Slices", lambda *args: made.append(args))
+    monkeypatch.setattr(refresh, "Slices", lambda *args: made.append(args))
     pool = SimpleNamespace(get_resource_pool=lambda role: f"pool of {role.name}")
     workers = {str(Role.Critic): SimpleNamespace(kwargs={"config": "the critic's"})}
     trainer.resource_pool_manager, trainer.resource_pool_to_cls = pool, {"pool of Critic": workers}
     trainer.role_worker_mapping = {Role.ActorRollout: None, Role.Critic: None}
     trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: [SimpleNamespace(world_size=2)])
     trainer.processor = "an image processor"
-    assembly.build_slices(trainer)
+    refresh._built(trainer, ("old_log_prob", "ref", "values"))
     ((setup, of, size, _, timeout),) = made
     assert (setup.micro_batch, setup.critic, setup.multimodal) == (60, "the critic's", True)
     assert (of, size, timeout) == ("pool of ActorRollout", 2, 11.0)
@@ -115,16 +127,18 @@ def test_replicas_know_their_sequences_and_their_deadline(trainer, monkeypatch):
 @pytest.mark.parametrize(("processor", "more"), [(None, False), ("an image processor", True)])
 def test_a_deferred_update_reads_images_where_there_are_any(trainer, processor, more):
     trainer.processor = processor
-    deferred = assembly.deferred_critic(trainer)
+    part = deferred.deferred_critic(trainer, groups_of(trainer))
     try:
-        assert ("multi_modal_inputs" in deferred._fields) is more
-        assert deferred.lane._timeout == 11.0
+        assert ("multi_modal_inputs" in part._fields) is more
+        assert part.lane._timeout == 11.0
     finally:
-        deferred.close()
+        part.close()
 
 
 @pytest.mark.parametrize(("reference", "beside"), [(True, True), (False, False)])
-def test_values_apart_wait_for_the_update_and_name_the_replicas_on_the_critic_s_devices(trainer, reference, beside):
+def test_values_apart_wait_for_the_update_and_name_the_replicas_on_the_critic_s_devices(
+    trainer, monkeypatch, reference, beside
+):
     trainer.use_reference_policy = reference
     OmegaConf.update(
         trainer.config,
@@ -132,12 +146,15 @@ def test_values_apart_wait_for_the_update_and_name_the_replicas_on_the_critic_s_
         {"placement": {"critic": {"first": 4, "devices": 4}}, "update": {"skip_old_log_prob": True}},
         force_add=True,
     )
-    deferred = SimpleNamespace(lane=SimpleNamespace(name="critic", queued=0), is_done=False)
-    found = assembly.values_apart(trainer, deferred)
+    part = SimpleNamespace(is_done=False)
+    monkeypatch.setattr(deferred, "DeferredCritic", lambda *args: part)
+    assert deferred.deferred_critic(trainer, groups_of(trainer)) is part
+    found = trainer.director.apart
     assert found.views({0, 1, 2, 3}) == ()
-    deferred.is_done = True
+    part.is_done = True
     assert [[view.released for view in found.views(freed)] for freed in ({2, 3}, {1, 2})] == [[True], [False]]
     assert (found.inference._multiples, found.inference._beside) == ({"values": 4 * 6}, beside)
+    found.inference._lane.close()
 
 
 @pytest.mark.parametrize(("own", "first"), [(range(4, 8), 4), (None, 0)])
@@ -152,15 +169,19 @@ def test_a_critic_s_ranks_have_the_numbers_of_their_devices(trainer, monkeypatch
     assert asked == [("actor", "stock", 0), ("critic", "stock", first)]
 
 
-def test_streamed_updates_have_a_lane_for_each_replica_that_of_its_slice_if_there_is_one(trainer, monkeypatch):
+@pytest.mark.parametrize("slices", [True, False])
+def test_streamed_updates_have_a_lane_for_each_replica_that_of_its_slice_if_there_is_one(trainer, monkeypatch, slices):
     made = []
-    monkeypatch.setattr(assembly, "StreamedUpdates", lambda *args: made.append(args))
-    for slices in ({}, {number: f"slice {number}" for number in range(4)}):
-        assembly.streamed_updates(trainer, "run", SimpleNamespace(lane_at=slices.get), "options", True)
-    ((_, _, _, without, each, _, deferred), (_, _, _, with_slices, *_)) = made
-    assert (list(without), each, deferred) == ([0, 1, 2, 3], 2, True)
-    assert with_slices._lane_of(3) == "slice 3"
-    lane = without._lane_of(3)
+    monkeypatch.setattr(driver, "StreamedUpdates", lambda *args: made.append(args) or "streamed")
+    trainer.inference = SimpleNamespace(lane_at=lambda number: f"slice {number}" if slices else None)
+    part = parts.streamed(trainer, groups_of(trainer), options="options", deferred=True)
+    assert trainer.director.training == part == "streamed"
+    ((_, run, options, lanes, each, _, deferred),) = made
+    assert (run, options, list(lanes), each, deferred) == ("run", "options", [0, 1, 2, 3], 2, True)
+    lane = lanes._lane_of(3)
+    if slices:
+        assert lane == "slice 3"
+        return
     assert isinstance(lane, Lane)
     assert (lane.name, lane._timeout) == ("update 3", 11.0)
     lane.close()

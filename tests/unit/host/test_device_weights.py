@@ -14,9 +14,9 @@ with warnings.catch_warnings():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 
-    from verl_fuse.host.inference import device_weights
-    from verl_fuse.host.inference.device_weights import DeviceWeights
-    from verl_fuse.host.inference.sharded import FlatShards
+    from verl_fuse_interstage.slices import device_weights
+    from verl_fuse_interstage.slices.device_weights import DeviceWeights
+    from verl_fuse_interstage.slices.sharded import FlatShards
 
 
 class InHost(torch.Tensor):

@@ -12,8 +12,8 @@ with warnings.catch_warnings():
     import torch
 
     from verl_fuse.errors import FuseError
-    from verl_fuse.host.inference import megatron_copies
-    from verl_fuse.host.inference.megatron_copies import MegatronWeights, copy_settings
+    from verl_fuse_interstage.slices import megatron_copies
+    from verl_fuse_interstage.slices.megatron_copies import MegatronWeights, copy_settings
 
 
 def block(tensor: int, pipeline: int) -> dict[str, int]:

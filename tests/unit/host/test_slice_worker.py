@@ -13,8 +13,8 @@ with warnings.catch_warnings():
     from tensordict import TensorDict
     from verl.utils.tensordict_utils import assign_non_tensor
 
-    from verl_fuse.host.inference import slice_worker
     from verl_fuse.host.record.spans import Recorder
+    from verl_fuse_interstage.slices import worker as slice_worker
 
 STAGES = ("old_log_prob", "ref", "values")
 

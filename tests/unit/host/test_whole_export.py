@@ -11,15 +11,14 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
-    from verl_fuse.host import assembly
-    from verl_fuse.host.rollout.standalone import weights
-    from verl_fuse.host.weights import buckets
+    from verl_fuse.host.weights import buckets, exports
+    from verl_fuse_elastic.standalone.sync import exported_whole
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_every_bucket_is_left_by_one_rank_and_loaded_in_the_models_order(monkeypatch, ranks):
     monkeypatch.setattr(buckets, "OBJECT_BYTES", 80)
-    monkeypatch.setattr(weights.ray, "put", lambda bucket: bucket)
+    monkeypatch.setattr(exports.ray, "put", lambda bucket: bucket)
     gathered = []
 
     def parameters(rank):
@@ -29,20 +28,20 @@ def test_every_bucket_is_left_by_one_rank_and_loaded_in_the_models_order(monkeyp
 
     def left(rank):
         engine = SimpleNamespace(get_per_tensor_param=lambda: (parameters(rank), None), is_param_offload_enabled=False)
-        return weights.export_whole(engine, rank, ranks, torch.bfloat16)
+        return exports.export_whole(engine, rank, ranks, torch.bfloat16)
 
     by_rank = [left(rank) for rank in range(ranks)]
     assert len(gathered) == 11 * ranks, "a collective: every rank walks through all of them"
     sizes = [len(found) for found in by_rank]
     assert (max(sizes) - min(sizes), sum(sizes)) == (int(6 % ranks > 0), 6)
-    found = assembly.exported_whole(SimpleNamespace(export_whole=lambda: by_rank))
+    found = exported_whole(SimpleNamespace(export_whole=lambda: by_rank))
     assert [shard.name for bucket in found for shard in bucket] == [f"p{number}" for number in range(11)]
     assert all(shard.data[0] == int(shard.name[1:]) for bucket in found for shard in bucket)
     assert {shard.data.dtype for bucket in found for shard in bucket} == {torch.bfloat16}
 
 
 def test_a_parameter_is_rounded_on_its_device_and_one_as_narrow_is_left(monkeypatch):
-    monkeypatch.setattr(weights.ray, "put", lambda bucket: bucket)
+    monkeypatch.setattr(exports.ray, "put", lambda bucket: bucket)
     calls = []
 
     class Logged(torch.Tensor):
@@ -55,7 +54,7 @@ def test_a_parameter_is_rounded_on_its_device_and_one_as_narrow_is_left(monkeypa
     def left(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         parameters = [("p", data.as_subclass(Logged))]
         engine = SimpleNamespace(get_per_tensor_param=lambda: (parameters, None), is_param_offload_enabled=False)
-        ((shard,),) = weights.export_whole(engine, 0, 1, dtype)
+        ((shard,),) = exports.export_whole(engine, 0, 1, dtype)
         return shard.data
 
     assert left(torch.ones(3), torch.bfloat16).dtype == torch.bfloat16

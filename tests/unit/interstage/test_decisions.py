@@ -71,7 +71,7 @@ def test_it_is_told_what_freed_devices_do(monkeypatch, stages, stream):
         streamed_stages=stages,
         replica_views=lambda: VIEWS,
         devices_each=2,
-        use_slices=lambda: None,
+        add_part=lambda make: None,
         training_memory=lambda: {"actor": [RankMemory("node", 1, None, (), 1, 0, 0, 0)]},
     )
     plugin.fuse_setup(trainer=trainer)

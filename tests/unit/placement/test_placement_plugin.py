@@ -1,5 +1,7 @@
 """What the plugin `placement` refuses, and what it says of the critic's devices."""
 
+from typing import Any
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -7,8 +9,9 @@ from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import read_block, without_effect
 from verl_fuse.spec.composed import getter
+from verl_fuse.testing import SetUpTrainer
 from verl_fuse_placement.config import DeviceRange, PlacementConfig
-from verl_fuse_placement.plugin import PlacementPlugin
+from verl_fuse_placement.plugin import PlacementPlugin, deferred
 from verl_fuse_placement.refusals import candidates
 
 PLUGIN = PlacementPlugin()
@@ -192,17 +195,10 @@ def test_the_block_is_read_with_its_range():
 
 
 def test_it_is_set_up_only_where_the_critic_has_devices():
-    class Run:
-        deferred = 0
+    def used(*block) -> list[Any]:
+        trainer = SetUpTrainer(block=PlacementConfig(*block))
+        PLUGIN.fuse_setup(trainer=trainer)
+        return trainer.used
 
-        def __init__(self, block):
-            self.block = lambda plugin: block
-
-        def use_deferred_critic(self):
-            self.deferred += 1
-
-    asked = {}
-    for block in (PlacementConfig(), PlacementConfig(DeviceRange(1, 1)), PlacementConfig(DeviceRange(1, 1), True)):
-        asked[block] = Run(block)
-        PLUGIN.fuse_setup(trainer=asked[block])
-    assert [run.deferred for run in asked.values()] == [0, 0, 1]
+    assert used() == used(DeviceRange(1, 1)) == []
+    assert used(DeviceRange(1, 1), True) == [("add_part", {"make": deferred})]

@@ -34,7 +34,7 @@ class Policy:
 
     @hookimpl
     def fuse_setup(self, trainer):
-        trainer.use_slices()
+        trainer.use_routing(None)
 
     @hookimpl
     def fuse_migration(self, view):
@@ -81,7 +81,7 @@ def test_what_it_decides_is_carried_out():
     keys = [key for call in found.calls for key in call.keys]
     assert len(keys) == len(set(keys))
     assert found.seconds < found.without
-    assert found.used == (("use_slices", {}),)
+    assert found.used == (("use_routing", {"warm_prefix_tokens": None}),)
     assert policy.events[0] is StepBegun
     assert policy.events[-1] is Generated
     assert {Polled, Migrated} <= set(policy.events)

@@ -30,10 +30,10 @@ def test_values_are_those_given():
     assert (trainer.config.data.train_batch_size, trainer.block("acme")) == (8, 3)
     assert (trainer.replica_views(), trainer.devices_each) == (views, 2)
     trainer.use_routing(None)
-    trainer.use_standalone(most=2, launch_timeout=9.0)
+    trainer.add_part(make=repr)
     assert trainer.used == [
         ("use_routing", {"warm_prefix_tokens": None}),
-        ("use_standalone", {"most": 2, "launch_timeout": 9.0}),
+        ("add_part", {"make": repr}),
     ]
 
 

@@ -12,8 +12,8 @@ with warnings.catch_warnings():
     import torch
     from verl.utils.torch_functional import entropy_from_logits
 
-    from verl_fuse.host.update.lean import mini_batch
-    from verl_fuse.host.update.stream import worker
+    from verl_fuse_update.lean import mini_batch
+    from verl_fuse_update.stream import worker
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 11])

@@ -14,7 +14,10 @@ from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import label
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
+from verl_fuse.testing import SetUpTrainer
+from verl_fuse_update import parts
 from verl_fuse_update.config import UpdateConfig
+from verl_fuse_update.lean.options import LeanOptions
 from verl_fuse_update.memory import does_not_fit, held_bytes, logits_cost, stream_cost
 from verl_fuse_update.plugin import MICRO_BATCH, UpdatePlugin, logits_tokens
 from verl_fuse_update.refusals import OF_GROUPS
@@ -192,6 +195,13 @@ def test_a_device_holds_twenty_bytes_per_parameter_and_what_does_not_fit_is_refu
     assert "device of rank 1, which has 80.0 GiB" in said
     assert does_not_fit([replace(RANK, shard=7_000_000_000, device=80 * 2**30)], 4) is None
     assert does_not_fit([replace(RANK, device=20 * 7_000_000_000)], 1) is None
+    # The copies of a slice on the same devices.
+    assert held_bytes(RANK, 1, copies=2) == 24 * 7_000_000_000
+    full = replace(RANK, device=22 * 7_000_000_000)
+    assert does_not_fit([full], 1, copies=1) is None
+    said = does_not_fit([replace(full, device=full.device - 1)], 1, copies=1)
+    assert said is not None
+    assert "gradients, and 1 of a slice's models, do not fit" in said
 
 
 def test_logits_beside_their_gradient_are_told_and_refuse_nothing():
@@ -242,40 +252,39 @@ def test_the_start_warns_where_a_device_is_too_small_for_the_logits(device: int,
 
 
 def test_the_plugin_answers_where_it_was_switched_on():
-    class Trainer:
-        devices_each = 2
-        asked = None
-
-        def __init__(self, stream: bool, rank: RankMemory = RANK) -> None:
-            self._rank = rank
-            self.config, self._block = OmegaConf.create(), UpdateConfig(stream=stream, skip_old_log_prob=True)
-            for key, value in FITS.items():
-                OmegaConf.update(self.config, key, value, force_add=True)
-
-        def block(self, plugin: str) -> UpdateConfig:
-            return self._block
-
-        def training_memory(self) -> dict:
-            return {"actor": [self._rank]}
-
-        def use_streamed_update(self, *asked) -> None:
-            self.asked = asked
-
-        def use_lean_update(self, *asked, **more) -> None:
-            self.asked = (*asked, more)
+    def run(stream: bool, rank: RankMemory = RANK) -> SetUpTrainer:
+        block = UpdateConfig(stream=stream, skip_old_log_prob=True)
+        return SetUpTrainer(config=FITS, block=block, devices_each=2, memory={"actor": [rank]})
 
     for stream in (True, False):
-        plugin, trainer = UpdatePlugin(), Trainer(stream)
+        plugin, trainer = UpdatePlugin(), run(stream)
         plugin.fuse_setup(trainer=trainer)
-        assert trainer.asked == (
-            (False, "stock", True)
+        ((_, added),) = trainer.used
+        options = LeanOptions(False, True, "stock")
+        assert (added["make"].func, added["make"].keywords) == (
+            (parts.streamed, {"options": options, "deferred": True})
             if stream
-            else (False, True, "stock", {"balance": False, "short_pass": False, "share": False})
+            else (parts.lean, {"options": options, "balance": False, "share": False})
         )
         assert groups(plugin.fuse_train_next(view=view(("a", 10)), lane=lane())) == (["a"] if stream else [])
-    full = Trainer(True, replace(RANK, device=80 * 2**30))
+    trainer = run(True)
+    trainer._block = replace(trainer._block, skip_zero_gradient=True, metrics="computed")
+    UpdatePlugin().fuse_setup(trainer=trainer)
+    assert trainer.used[0][1]["make"].keywords["options"] == LeanOptions(True, True, "computed")
+    slices = FITS | {"fuse.interstage.enabled": True, "fuse.interstage.layout": "slices"}
+    for config, stages, fits in ((FITS, ("ref",), True), (slices, (), True), (slices, ("ref",), False)):
+        block, rank = UpdateConfig(stream=True, skip_old_log_prob=True), replace(RANK, device=held_bytes(RANK, 2))
+        trainer = SetUpTrainer(
+            config=config, block=block, devices_each=2, memory={"actor": [rank]}, streamed_stages=stages
+        )
+        if fits:
+            UpdatePlugin().fuse_setup(trainer=trainer)
+            continue
+        with pytest.raises(FuseError, match="1 of a slice's models, do not fit"):
+            UpdatePlugin().fuse_setup(trainer=trainer)
+    full = run(True, replace(RANK, device=80 * 2**30))
     with pytest.raises(FuseError, match="do not fit on the device of rank 0"):
         UpdatePlugin().fuse_setup(trainer=full)
-    assert full.asked is None
+    assert full.used == []
     # An update that is not streamed keeps nothing between its calls.
-    UpdatePlugin().fuse_setup(trainer=Trainer(False, replace(RANK, device=1)))
+    UpdatePlugin().fuse_setup(trainer=run(False, replace(RANK, device=1)))

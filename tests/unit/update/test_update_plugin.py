@@ -1,7 +1,6 @@
 """Refusals of the plugin `update`, and the runs in which it takes part."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from verl_fuse.spec.contract import Function, Name
 from verl_fuse.testing import SetUpTrainer
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.features import FEATURES
+from verl_fuse_update.lean.options import LeanOptions
 from verl_fuse_update.losses import ANY_LOSSES, BALANCED_LOSSES, ROW_LOSSES
 from verl_fuse_update.plugin import UpdatePlugin
 
@@ -41,6 +41,15 @@ def composed(*switches, **changes):
 
 def refused(*switches, **changes) -> set[str]:
     return {refusal.key for refusal in PLUGIN.fuse_validate(config=composed(*switches, **changes))}
+
+
+def parts_of(config, block, shares=()) -> dict[str, dict[str, Any]]:
+    """The parts that the plugin adds to a step, with their settings."""
+    trainer = SetUpTrainer(config=config, block=block, shares_prompts=shares)
+    UpdatePlugin().fuse_setup(trainer=trainer)
+    assert {name for name, _ in trainer.used} == {"add_part"}
+    makers = [arguments["make"] for _, arguments in trainer.used]
+    return {getattr(make, "func", make).__name__: getattr(make, "keywords", {}) for make in makers}
 
 
 def test_what_fits_is_not_refused_and_without_a_switch_nothing_is_asked():
@@ -219,7 +228,7 @@ def test_workers_leave_out_what_is_switched_on(monkeypatch, switches):
     pytest.importorskip("verl")
     asked = []
     for module, name in (("lean", "lean_worker_class"), ("stream", "stream_worker_class")):
-        target = f"verl_fuse.host.update.{module}.worker.{name}"
+        target = f"verl_fuse_update.{module}.worker.{name}"
         monkeypatch.setattr(target, lambda base, options: asked.append(options) or base)
     hook = plugins.load().hook
     hook.fuse_worker_class(model="actor", base=object, config=composed(*switches))
@@ -239,14 +248,17 @@ def test_workers_leave_out_what_is_switched_on(monkeypatch, switches):
     ],
 )
 def test_the_pass_is_shorter_where_no_metric_and_no_loss_needs_it(metrics, loss, short):
-    block, asked = UpdateConfig(skip_old_log_prob=True, metrics=metrics), []
-    trainer = SimpleNamespace(
-        block=lambda name: block,
-        config=composed(OWN, **{f"{ACTOR}.policy_loss.loss_mode": loss}),
-        use_lean_update=lambda *arguments, **more: asked.append((arguments, more)),
-    )
-    UpdatePlugin().fuse_setup(trainer=trainer)
-    assert asked == [((False, True, metrics), {"balance": False, "short_pass": short, "share": False})]
+    config = composed(OWN, **{f"{ACTOR}.policy_loss.loss_mode": loss})
+    found = parts_of(config, UpdateConfig(skip_old_log_prob=True, metrics=metrics))
+    options = LeanOptions(False, True, metrics, bypass=False, short_pass=short)
+    assert found == {"lean": {"options": options, "balance": False, "share": False}}
+
+
+@pytest.mark.parametrize("bypass", [True, False, None])
+def test_an_update_knows_whose_old_log_probs_it_has(bypass):
+    changes = {} if bypass is None else {"algorithm.rollout_correction.bypass_mode": bypass}
+    found = parts_of(composed(SKIP, **changes), UpdateConfig(skip_zero_gradient=True, metrics="computed"))
+    assert found["lean"]["options"] == LeanOptions(True, False, "computed", bool(bypass), short_pass=True)
 
 
 BALANCE = "fuse.update.balance"
@@ -343,13 +355,13 @@ def test_balance_asks_for_its_losses_and_for_how_verl_cuts():
 def test_each_update_is_placed_once(switches, changes, can, balanced, shared):
     switched = {key.rpartition(".")[2]: True for key in (BALANCE, *switches)}
     config = {key: True for key in (BALANCE, *switches)} | changes
-    trainer = SetUpTrainer(config=config, block=UpdateConfig(**switched), shares_prompts=can)
-    UpdatePlugin().fuse_setup(trainer=trainer)
-    used = dict(trainer.used)
-    assert used["use_balanced_updates"] == {"models": balanced}
+    found = parts_of(config, UpdateConfig(**switched), can)
+    assert found["balanced"] == {"models": balanced}
     expected = None if shared is None else dict(zip(("models", "places"), shared, strict=True)) | {"balance": True}
-    assert used.get("use_shared_prompts") == expected
-    if lean := used.get("use_lean_update"):
+    assert found.get("shared") == expected
+    assert ("own_values" in found) == (VALUES in switches)
+    assert ("lean" in found) == bool({SKIP, OWN} & set(switches))
+    if lean := found.get("lean"):
         assert lean["share"] is bool(shared and "actor" in shared[0])
 
 

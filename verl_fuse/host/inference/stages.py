@@ -17,6 +17,8 @@ from verl.utils.debug.metrics import calculate_debug_metrics
 from verl_fuse.host.upstream.rows import read
 from verl_fuse.spec.step import Stage
 
+# What a forward pass reads of a sample; everything else stays in TransferQueue.
+READ_FIELDS = ("input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses")
 STAGE_FIELDS: dict[Stage, tuple[str, ...]] = {
     "old_log_prob": ("old_log_probs", "entropy"),
     "ref": ("ref_log_prob",),

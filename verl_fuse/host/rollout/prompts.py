@@ -24,6 +24,7 @@ from tensordict import NonTensorData, TensorDict
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.agents import asked
+from verl_fuse.host.rollout.waiting import Waiting
 from verl_fuse.host.upstream.rows import as_index
 from verl_fuse.spec.prompts import Prompt
 
@@ -66,7 +67,8 @@ def announce(agent_loop_manager: Any, timeout: float, *, needed: bool = False) -
             ray.get(told)
         return
     loops = getattr(agent_loop_manager, "agent_loop_workers", None)
-    if loops is None or not all(ray.get([loop.__ray_call__.remote(telling) for loop in loops], timeout=timeout)):
+    calls = {f"agent-loop worker {n}": loop.__ray_call__.remote(telling) for n, loop in enumerate(loops or ())}
+    if loops is None or not all(Waiting(timeout).together(calls)):
         raise FuseError(
             "actor_rollout_ref.rollout.agent.agent_loop_manager_class: a manager with agent_loop_workers that run "
             "prompts as verl's do is needed where requests are to know their prompt (fuse.elastic.enabled=true, or a "

@@ -9,7 +9,7 @@ Invariants (tests/integration/test_replicas.py):
   samples that happen to be finished;
 - a replica that hangs (hangs.py), cannot be freed, or does not go to sleep after the rollout gets no more requests and
 is ended: from then on the replica is dead;
-- a standalone replica (standalone/) that dies, hangs or comes back with other weights is only lost: the step and
+- a standalone replica (verl_fuse_elastic) that dies, hangs or comes back with other weights is only lost: the step and
   the run go on without it;
 - requests that cannot move are counted before they are sent; a request that meets a replica which is being freed is
 named in the log, and starts again;

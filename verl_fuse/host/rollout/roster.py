@@ -11,7 +11,7 @@ from verl_fuse.host.record.spans import Recorder, collector
 from verl_fuse.host.rollout.hangs import HangWatch
 from verl_fuse.host.rollout.lengths import NONE_FINISHED, Lengths, LengthTotals, SequenceLengths
 from verl_fuse.host.rollout.replica import Replica, State
-from verl_fuse.host.rollout.waiting import LOOK, Waiting
+from verl_fuse.host.rollout.waiting import LOOK, WaitingForReplicas
 from verl_fuse.host.upstream.vllm import kv_cache_tokens
 from verl_fuse.host.upstream.watchdog import is_dead, silent_actors
 from verl_fuse.spec.step import Capacity, ReplicaView
@@ -40,7 +40,7 @@ class Roster:
         self._manager, self._checkpoints, self._recorder = manager, checkpoints, recorder
         self._replicas = {handle.replica_rank: Replica(handle) for handle in manager.get_replicas()}
         self._timeout, self._max_num_seqs = timeout, max_num_seqs
-        self._waiting = Waiting(timeout, self._fail)
+        self._waiting = WaitingForReplicas(timeout, self._fail)
         self._lengths, self._sequence_tokens = SequenceLengths(sequence_tokens), float(sequence_tokens)
         self._collector = collector()
         # The recorded track of a standalone replica's requests, which may be read when the replica has left -> the

@@ -12,7 +12,7 @@ Invariants (tests/integration/test_routing.py):
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from tensordict import TensorDict
@@ -23,7 +23,7 @@ from verl_fuse.host.rollout.left import SamplesLeft
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.prompts import prompts_of
 from verl_fuse.host.rollout.replicas import Replicas
-from verl_fuse.host.rollout.standalone.pool import StandalonePool
+from verl_fuse.host.rollout.waiting import Waiting
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import ReplicaView
@@ -62,6 +62,15 @@ class PromptRouter(GlobalRequestLoadBalancer):
         return home, self._servers[home]
 
 
+class ReplicaPool(Protocol):
+    """Replicas with devices of their own, `most` at a time."""
+
+    most: int
+
+    def want(self, count: int) -> None:
+        """Ask for `count` replicas from now on."""
+
+
 class Routing:
     """The routing plan of each step, made with the plugins' policies; a prompt without a number of its own gets
     `samples` samples, `timeout` is seconds an actor may take to answer."""
@@ -76,13 +85,13 @@ class Routing:
         # All code takes the balancer from this attribute; clients are made later.
         manager.global_load_balancer = self._router
         self._replicas = replicas
-        self._pool: StandalonePool | None = None
-        self._timeout = timeout
+        self._pool: ReplicaPool | None = None
+        self._waiting = Waiting(timeout)
         self._homes: dict[str, int] = {}
         self._prompts: dict[str, Prompt] = {}
         self._left = SamplesLeft(self._prompts, self._homes)
 
-    def use_pool(self, pool: StandalonePool) -> None:
+    def use_pool(self, pool: ReplicaPool) -> None:
         """Let `pool` create missing replicas, and destroy unwanted ones."""
         self._pool = pool
 
@@ -139,7 +148,8 @@ class Routing:
         self._prompts |= {prompt.uid: prompt for prompt in prompts}
         self._left = SamplesLeft(self._prompts, self._homes)
         addresses = self._replicas.addresses
-        ray.get(tell.remote({uid: addresses[rank] for uid, rank in homes.items()}), timeout=self._timeout)
+        told = tell.remote({uid: addresses[rank] for uid, rank in homes.items()})
+        self._waiting.answer(told, "the load balancer")
 
     def _routed(self) -> list[ReplicaView]:
         return [view for view in self._replicas.views() if view.routed]

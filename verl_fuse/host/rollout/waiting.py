@@ -22,15 +22,14 @@ LOOK = 2.0
 
 
 class Waiting:
-    """Waits for answers; `fail(replica, why, cause)` decides the fate of a replica that does not answer."""
+    """Waits for answers that the run cannot do without."""
 
-    def __init__(self, timeout: float, fail: Callable[[Replica, str, Exception | None], None]):
-        self._timeout, self._fail = timeout, fail
+    def __init__(self, timeout: float):
+        self._timeout = timeout
         self._late = f"in {timeout:g} s (fuse.replica_timeout)"
 
     def answer(self, reference: Any, whom: str, seconds: float | None = None) -> Any:
-        """Return the answer of an actor that the run cannot do without; `seconds` are left of its time (None: all of
-        it)."""
+        """Return the answer of the actor `whom`; `seconds` are left of its time (None: all of it)."""
         try:
             return ray.get(reference, timeout=self._timeout if seconds is None else seconds)
         except GetTimeoutError:
@@ -39,8 +38,8 @@ class Waiting:
             raise FuseError(f"{whom} failed: {first_line(error)}") from error
 
     def together(self, asked: Mapping[str, Any]) -> list[Any]:
-        """Return the answers of several actors that the run cannot do without; `asked` maps a name to each reference.
-        One wait for all costs the driver less than one for each."""
+        """Return the answers of several actors; `asked` maps a name to each reference. One wait for all costs the
+        driver less than one for each."""
         try:
             return ray.get(list(asked.values()), timeout=self._timeout)
         except GetTimeoutError:
@@ -49,6 +48,14 @@ class Waiting:
             seconds = self._timeout
         # The error names the actor whose answer is missing.
         return [self.answer(reference, whom, seconds) for whom, reference in asked.items()]
+
+
+class WaitingForReplicas(Waiting):
+    """Waits for replicas too; `fail(replica, why, cause)` decides the fate of one that does not answer."""
+
+    def __init__(self, timeout: float, fail: Callable[[Replica, str, Exception | None], None]):
+        super().__init__(timeout)
+        self._fail = fail
 
     def answers(self, question: Callable[[Any], Any], replicas: Iterable[Replica]) -> dict[Replica, Any]:
         """Return the answers to `question` from inside the servers that answer."""

@@ -19,6 +19,7 @@ from verl_fuse import plugins
 from verl_fuse.compare.run import METRICS_FILE, METRICS_PATH_VARIABLE
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature, PresetName
+from verl_fuse.host import config as fuse_config
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
@@ -206,6 +207,12 @@ def _unknown(node: Mapping[str, Any], core: CoreBlock, known: Collection[str]) -
                     f"fuse.{key}.enabled=true, but fuse.disabled_plugins leaves the plugin {key!r} out: drop one of "
                     "the two"
                 )
+            continue
+        if key in plugins.BUILTIN:
+            # Its folder was deleted; its defaults are composed nevertheless.
+            shipped = OmegaConf.load(Path(fuse_config.__file__).parent / "fuse/default.yaml")
+            if value != shipped.fuse.get(key):
+                yield f"fuse.{key}={quoted(value)}: the plugin {key!r} is not installed; reinstall verl-fuse to have it"
             continue
         allowed = ", ".join(sorted(known))
         yield (

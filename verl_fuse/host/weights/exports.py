@@ -1,22 +1,26 @@
-"""Leaves the parameters of training ranks for slices in Ray's object store: all parameters once, and from then on the
-trained parameters.
+"""Leaves the parameters of training ranks in Ray's object store: for slices each rank's shards, all once and from then
+on the trained ones; for standalone replicas whole parameters.
 
-With LoRA only adapters are trained, so a step's export is as small as the adapters.
+With LoRA only adapters are trained, so a step's export for slices is as small as the adapters.
 
-Invariants (tests/integration/test_slice_models.py):
-- a parameter is left out only where it is not trained, and only after it was exported once.
+Invariants (tests/integration/test_slice_models.py, test_standalone_run.py):
+- a parameter is left out only where it is not trained, and only after it was exported once;
+- each bucket of whole parameters is left by one training rank, in turns.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import torch
 from verl.utils.fsdp_utils import fsdp_version
 
+from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.engines import is_megatron
-from verl_fuse.host.weights.buckets import export_parameters
+from verl_fuse.host.weights.buckets import export_parameters, in_buckets
+from verl_fuse.host.weights.computed import rounded
+from verl_fuse.host.weights.shard import Shard
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,27 @@ def joined(ranks: Sequence[Export]) -> Export:
     """Return the exports of all ranks of a model as one export."""
     buckets = tuple(bucket for rank in ranks for bucket in rank.buckets)
     return Export(buckets, sum(rank.nbytes for rank in ranks), ranks[0].frozen)
+
+
+def export_whole(engine: Any, rank: int, ranks: int, dtype: torch.dtype) -> list[ray.ObjectRef]:
+    """Return references to the buckets that this rank leaves: whole parameters under their Hugging Face names, in the
+    form that verl hands to a checkpoint engine, and in the rollout's dtype where that is narrower. Collective over the
+    `ranks` training ranks.
+
+    Every rank gathers each parameter. Buckets are dealt out in turns, so that no rank's device, host and network carry
+    all buckets."""
+    parameters, adapter = engine.get_per_tensor_param()
+    if adapter is not None:
+        raise FuseError("weights of standalone replicas: an adapter that is not merged cannot be sent")
+    whole = (Shard(name, (0,) * tensor.dim(), tensor.detach()) for name, tensor in parameters)
+    references = [
+        ray.put([replace(shard, data=rounded(shard.data, dtype).cpu()) for shard in bucket])
+        for number, bucket in enumerate(in_buckets(whole))
+        if number % ranks == rank
+    ]
+    if engine.is_param_offload_enabled:
+        engine.to("cpu", model=True, optimizer=False, grad=False)
+    return references
 
 
 def frozen_parameters(module: torch.nn.Module) -> frozenset[str]:

@@ -34,7 +34,7 @@ MODULES = (
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "verl.experimental.agent_loop",
     "verl_fuse.host.trainer",
-    "verl_fuse.host.inference.slice_worker",
+    "verl_fuse_interstage.slices.worker",
     "transformers.models.llama.modeling_llama",
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",

@@ -1,5 +1,5 @@
-"""Declares contracts on worker groups of their own on a replica's devices and the models in them (slices.py,
-slice_worker.py, slice_models.py, buckets.py, assembly.py), on what limits a stage's batch, and on the metrics that we
+"""Declares contracts on worker groups of their own on a replica's devices and the models in them
+(verl_fuse_interstage/slices, buckets.py, assembly.py), on what limits a stage's batch, and on the metrics that we
 compute like verl (stages.py)."""
 
 from verl_fuse.host.upstream import targets as t
@@ -43,7 +43,7 @@ CONTRACTS: tuple[Contract, ...] = (
     *config(f"{t.PPO_YAML} ref@actor_rollout_ref.ref {t.REF_YAML} log_prob_micro_batch_size_per_gpu:any"),
     *config(f"{t.REF_YAML} log_prob_use_dynamic_bsz:any {t.ROLLOUT_YAML} log_prob_micro_batch_size_per_gpu:any"),
     *config(f"{t.ROLLOUT_YAML} calculate_log_probs:bool log_prob_use_dynamic_bsz:any {t.CORRECTION_YAML} bypass_mode"),
-    # Tells whether leaving weights for slices takes memory of a device (assembly.py).
+    # Tells whether leaving weights for slices takes memory of a device (slices/refresh.py).
     *config(f"{t.DP_ACTOR_YAML} ../engine@fsdp_config {t.DP_CRITIC_YAML} ../engine@fsdp strategy:str"),
     *config(f"{t.FSDP_YAML} param_offload:bool {t.ACTOR_YAML} loss_agg_mode:str loss_scale_factor:any"),
 )

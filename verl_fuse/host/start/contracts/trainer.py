@@ -41,7 +41,7 @@ CONTRACTS: tuple[Contract, ...] = (
     *config(f"{t.ROLLOUT_YAML} n:int max_num_seqs:int temperature:float prompt_length:any response_length:any"),
     *config(f"{t.DATA_YAML} train_batch_size:int"),
     # The worker classes we subclass, and the methods we wrap; our wrappers keep the attributes that `register` sets on
-    # them. The path of an update through a mini-batch, parts of which a fused update and update/lean change.
+    # them. The path of an update through a mini-batch, parts of which a fused update and verl_fuse_update/lean change.
     Class(t.WORKER, ("Worker",)),
     Class(t.TRAINING_WORKER, ("Worker",)),
     *names(f"{t.WORKER}.compute_log_prob .compute_ref_log_prob .update_actor .update_weights", closed=True),

@@ -1,0 +1,110 @@
+"""Extends verl's worker class of the critic: its checkpoint is loaded by another number of ranks than wrote it.
+
+verl names the files of a checkpoint by the number of ranks, and a rank loads its own file (fsdp_checkpoint_manager.py).
+Here each rank first writes its own files for the number of ranks that there are into a folder that it then deletes, and
+verl loads these files. All files of the checkpoint must be readable by every rank, and the temporary folder (TMPDIR)
+must have room for a rank's share.
+
+Invariants (tests/integration/test_resized_checkpoint.py):
+- parameters, the optimizer's state and the learning rate's schedule are those that were saved;
+- a checkpoint of as many ranks is loaded by verl alone.
+"""
+
+import functools
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from verl_fuse.errors import FuseError
+
+_MODEL, _OPTIMIZER, _EXTRA = ("model", "optim", "extra_state")
+
+
+def resized_worker_class(base: type) -> type:
+    """Return a subclass of verl's worker class `base`, whose engine is FSDP2."""
+    load = base.load_checkpoint  # type: ignore[attr-defined]
+
+    @functools.wraps(load)
+    def load_checkpoint(self: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
+        from verl_fuse_placement.resized import resize, written_by
+
+        if (wrote := written_by(Path(local_path), self.world_size)) is None:
+            return load(self, local_path, *args, **kwargs)
+        with tempfile.TemporaryDirectory(prefix="verl_fuse_resized") as folder:
+            resize(Path(local_path), wrote, Path(folder), self.engine, self.rank, self.world_size)
+            return load(self, folder, *args, **kwargs)
+
+    return type(f"Resized{base.__name__}", (base,), {"__doc__": base.__doc__, "load_checkpoint": load_checkpoint})
+
+
+def written_by(folder: Path, ranks: int) -> int | None:
+    """Return the number of ranks that wrote the checkpoint, None where it is `ranks`."""
+    found = {int(re.findall(r"\d+", file.name)[0]) for file in folder.glob(f"{_MODEL}_world_size_*_rank_0.pt")}
+    if len(found) > 1:
+        # verl leaves the files of an earlier run there, and no name tells which files are newer.
+        raise FuseError(f"{folder}: a checkpoint of {sorted(found)} ranks; needs the files of one run alone")
+    return None if found <= {ranks} else found.pop()
+
+
+def resize(source: Path, wrote: int, target: Path, engine: Any, rank: int, ranks: int) -> None:
+    """Write this rank's files of a checkpoint that `wrote` ranks left in `source`."""
+
+    def read(kind: str, number: int) -> Any:
+        file = source / f"{kind}_world_size_{wrote}_rank_{number}.pt"
+        return torch.load(file, map_location="cpu", weights_only=False, mmap=True)
+
+    def write(kind: str, data: Any) -> None:
+        torch.save(data, target / f"{kind}_world_size_{ranks}_rank_{rank}.pt")
+
+    moulds = engine.module.state_dict()
+    if all((source / f"{_MODEL}_world_size_{wrote}_rank_{number}.pt").exists() for number in range(wrote)):
+        parts = [read(_MODEL, number) for number in range(wrote)]
+        write(_MODEL, {name: _own([part[name] for part in parts], moulds[name], name) for name in parts[0]})
+    if (source / f"{_OPTIMIZER}_world_size_{wrote}_rank_0.pt").exists():
+        write(_OPTIMIZER, _optimizer([read(_OPTIMIZER, number) for number in range(wrote)], engine.optimizer))
+    if (source / f"{_EXTRA}_world_size_{wrote}_rank_0.pt").exists():
+        # A rank that is new draws as one that was there.
+        write(_EXTRA, read(_EXTRA, rank % wrote))
+
+
+def _optimizer(parts: Sequence[Mapping[str, Any]], optimizer: Any) -> dict[str, Any]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in parts[0]["param_groups"] for number in group["params"]]
+    moulds = dict(zip(numbers, parameters, strict=True))
+    states = {
+        number: {
+            key: _own([part["state"][number][key] for part in parts], moulds[number], f"{key} of parameter {number}")
+            for key in state
+        }
+        for number, state in parts[0]["state"].items()
+    }
+    return {**parts[0], "state": states}
+
+
+def _own(parts: Sequence[Any], mould: Any, name: str) -> Any:
+    """Return this rank's part, in the layout of `mould`, of a value that all ranks saved a part of."""
+    first = parts[0]
+    if not isinstance(first, DTensor) or not isinstance(mould, DTensor):
+        return first
+    whole = _whole(parts, name)
+    shape, offset = compute_local_shape_and_global_offset(mould.shape, mould.device_mesh, mould.placements)
+    local = whole[offset[0] : offset[0] + shape[0]]
+    local = local.to(device=mould.to_local().device).clone()
+    return DTensor.from_local(
+        local, mould.device_mesh, mould.placements, run_check=False, shape=mould.shape, stride=mould.stride()
+    )
+
+
+def _whole(parts: Sequence[DTensor], name: str) -> torch.Tensor:
+    placements, mesh = tuple(parts[0].placements), parts[0].device_mesh.mesh
+    if placements not in ((Shard(0),), (Replicate(), Shard(0))):
+        raise FuseError(f"checkpoint: {name} is placed {placements}; needs (Shard(0),) or (Replicate(), Shard(0))")
+    # Of several copies the first.
+    ranks = (mesh if mesh.dim() == 1 else mesh[0]).tolist()
+    return torch.cat([parts[number].to_local() for number in ranks])

@@ -1,1 +1,0 @@
-"""Updates actor and critic."""
