@@ -120,10 +120,10 @@ class UpdatePlugin:
                 self._tell_memory(trainer)
         placed = placed_models(get) if block.balance or shared else []
         if block.balance:
-            alone = [model for model in placed if model not in shared]
+            alone: list[Model] = [model for model in placed if model not in shared]
             trainer.add_part(partial(parts.balanced, models=alone))
         if shared:
-            places = [model for model in placed if model in shared]
+            places: list[Model] = [model for model in placed if model in shared]
             trainer.add_part(partial(parts.shared, models=shared, places=places, balance=bool(block.balance)))
 
     def _require_memory(self, trainer: Trainer) -> None:
