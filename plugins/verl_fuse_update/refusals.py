@@ -231,6 +231,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
                 loss, get(loss), f"{switch}=true needs a loss that was read for it: {', '.join(_LOSSES[switch])}"
             )
         yield from _passes_alike(get, MODEL, f"{switch}=true")
+        yield from _adapter_alike(get, f"{switch}=true")
     if get(SKIP):
         # A tower that no sample reaches has no gradients in verl, and zeros here.
         yield from _text_alone(get(f"{MODEL}.path"), f"{SKIP}=true")
@@ -360,6 +361,22 @@ def _passes_alike(get: Get, block: str, on: str) -> Iterator[Refusal]:
         if name not in own and isinstance(value, int | float) and value > 0:
             words = f"{on} needs a model that drops nothing: its config.json has {name}={value}"
             yield Refusal(f"{block}.path", path, f"{words}; {block}.override_config.{name}=0.0 switches it off")
+
+
+def _adapter_alike(get: Get, on: str) -> Iterator[Refusal]:
+    """Refuse an adapter that is loaded with the dropout of its own adapter_config.json."""
+    key = f"{MODEL}.lora_adapter_path"
+    file = Path(os.path.expanduser(str(get(key) or ""))) / "adapter_config.json"
+    if not get(key) or not os.path.isfile(file):
+        return
+    try:
+        dropout = load_json(file).get("lora_dropout")
+    except FuseError:
+        # verl ends at such a file.
+        return
+    if isinstance(dropout, int | float) and dropout > 0:
+        words = f"{on} needs an adapter that drops nothing: its adapter_config.json has lora_dropout={dropout}"
+        yield Refusal(key, get(key), f"{words}; 0.0 there switches it off")
 
 
 def _own_config(path: Any) -> dict[str, Any] | None:

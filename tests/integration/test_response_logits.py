@@ -118,9 +118,10 @@ def test_models_that_cannot_are_refused_or_left_as_they_are(ranks: Ranks, folder
     on, off = "fuse.update.response_logits=true: not with ", "; false computes logits of all tokens"
     for found in ranks.call(refused_models, folder):
         assert found.pop("ignored").endswith("; false computes those of all")
-        assert found.pop("left") == ["FSDPEngineWithValueHead", "FSDPEngineWithLMHead", "FSDPEngineWithLMHead"]
+        assert found.pop("left") == ["FSDPEngineWithValueHead", *["FSDPEngineWithLMHead"] * 3]
         assert found == {
             "critic": f"{on}the engine FSDPEngineWithValueHead{off}",
             "tower": f"{on}a model that has vision_config{off}",
             "forward": f"{on}Whole, whose forward pass takes no logits_to_keep{off}",
+            "remote": f"{on}Remote, whose code is not transformers'{off}",
         }

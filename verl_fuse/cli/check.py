@@ -1,6 +1,8 @@
 """`verl-fuse check -- ARGUMENTS`: tells what `fuse.preset=fast`, or `safe` where the arguments have it, does for a run
 of verl, without running anything."""
 
+import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -70,7 +72,7 @@ def check(
     """
     if script is None and not arguments:
         raise FuseError("check needs arguments of verl.trainer.main_ppo behind --, or --script FILE")
-    if script is None and arguments and Path(arguments[0]).is_file():
+    if script is None and arguments and os.path.isfile(arguments[0]):
         raise FuseError(f"{arguments[0]} is a file: give it as --script {arguments[0]}")
     require_version()
     run = read_run(arguments or [], script)
@@ -92,7 +94,8 @@ def check(
     if as_json:
         print_json(report)
         return
-    predict = f"verl-fuse simulate h100 {f'--script {script}' if script else '-- ARGUMENTS'}"
+    named = ("--script", str(script), *(("--", *arguments) if arguments else ())) if script else ("--", "ARGUMENTS")
+    predict = shlex.join(("verl-fuse", "simulate", "h100", *named))
     chosen = [choice for choice in choices if not choice.reasons]
     _show(report, preset, run.unset or {}, chosen, _logger(run.config), predict, run.config)
 

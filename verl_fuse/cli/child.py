@@ -7,7 +7,7 @@ Invariants (tests/unit/recipes/test_child.py):
 - SIGINT, SIGTERM and SIGHUP reach the child, even where they are ignored here; a second signal ends the child at once;
 - the child's output goes to `output`, or to this process's own output;
 - a child that takes longer than `limit` is told to end, and ended at once where it does not;
-- no process that inherited the mark is alive afterwards.
+- no process that inherited the mark is alive afterwards, whether or not stderr can be written.
 """
 
 import math
@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,8 @@ RUN_ID_VARIABLE = "VERL_FUSE_RUN_ID"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The processes of a run get this many seconds to end by themselves, and as many after SIGTERM.
 TERMINATE_SECONDS = 10.0
+# The kernel gets this many seconds to end a process that has large memory.
+KILL_SECONDS = 5.0
 # Seconds between two looks at the child.
 POLL = 0.2
 
@@ -79,17 +82,15 @@ def run(
                 _send(child, signal.SIGTERM, first=late == 1)
             if received and not said:
                 name = signal.Signals(received[0]).name
-                print(
-                    f"verl-fuse: {name}: the run is being stopped; a second signal ends it at once",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                _say(f"{name}: the run is being stopped; a second signal ends it at once")
                 said = True
     finally:
-        # A second signal answers the waiting: nothing is waited for then.
-        end_processes(run_id, patient=len(received) < 2)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        try:
+            # A second signal answers the waiting: nothing is waited for then.
+            end_processes(run_id, patient=lambda: len(received) < 2)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
     return Ending(code if code >= 0 else 128 - code, signal.Signals(received[0]) if received else None, late > 0)
 
 
@@ -105,14 +106,25 @@ def _ended(child: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def end_processes(run_id: str, *, patient: bool = True) -> None:
-    """Wait for the processes of the run, then end the remaining processes: SIGTERM, then SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL) if patient else (signal.SIGKILL,):
-        if _gone_within(run_id, TERMINATE_SECONDS if patient else 0.0):
+def end_processes(run_id: str, *, patient: Callable[[], bool] = lambda: True) -> None:
+    """Wait for the processes of the run, then end the remaining processes: SIGTERM, then SIGKILL; once nobody is
+    `patient` any more, SIGKILL at once."""
+    for wanted in (signal.SIGTERM, signal.SIGKILL):
+        if _gone_within(run_id, TERMINATE_SECONDS, patient):
             return
+        number = wanted if patient() else signal.SIGKILL
         for pid in processes(run_id):
-            print(f"verl-fuse: process {pid} outlived the run: {number.name}", file=sys.stderr, flush=True)
             _signal(pid, number)
+            _say(f"process {pid} outlived the run: {number.name}")
+        if number is signal.SIGKILL:
+            _gone_within(run_id, KILL_SECONDS, lambda: True)
+            return
+
+
+def _say(text: str) -> None:
+    # Where stderr is gone (`2>&1 | tee`, a closed terminal) nobody is left to read it.
+    with suppress(OSError):
+        print(f"verl-fuse: {text}", file=sys.stderr, flush=True)
 
 
 def processes(run_id: str) -> Iterator[int]:
@@ -127,10 +139,10 @@ def processes(run_id: str) -> Iterator[int]:
             continue
 
 
-def _gone_within(run_id: str, seconds: float) -> bool:
+def _gone_within(run_id: str, seconds: float, patient: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + seconds
     while any(True for _ in processes(run_id)):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or not patient():
             return False
         time.sleep(0.2)
     return True

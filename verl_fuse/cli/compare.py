@@ -100,7 +100,7 @@ def judge(
         measured["arms"] = {name: dataclasses.asdict(seconds) for name, seconds in arms.items()}
         measured["polling"] = dataclasses.asdict(polling)
         remarks = [*notes(found, polling), f"Beside observe mode {verdict(over)}."]
-    remarks += _other_differences(base, fused)
+    remarks += _other_differences(located(base)[0], located(fused)[0])
     met, sentence = (True, None) if wanted is None else at_least(found, wanted)
     if html is not None:
         save(html, page(found, remarks, timelines(html, base=base, fused=fused)))

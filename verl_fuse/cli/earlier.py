@@ -29,9 +29,9 @@ def move_away(file: Path) -> Path | None:
     return kept
 
 
-def put_back(kept: Path | None, file: Path) -> bool:
-    """Undo `move_away` if the run wrote no `file`; return True where this was done."""
-    if kept is None or (file.exists() and file.stat().st_size):
+def put_back(kept: Path | None, file: Path, *, replace: bool = False) -> bool:
+    """Undo `move_away` if the run wrote no `file`, with `replace` also if it did; return True where this was done."""
+    if kept is None or (file.exists() and file.stat().st_size and not replace):
         return False
     kept.replace(file)
     return True

@@ -26,6 +26,8 @@ REFUSED = 2
 ClickException: Any = typer.BadParameter.__mro__[2]
 # A write to stdout fails with these errors: its disk is full or gone, a limit is reached, nobody reads.
 OF_STDOUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
+# The machine refuses a file, whatever the command does.
+OF_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # Nobody is left to read a message where a reader such as `head` has gone away.
 CLOSED_PIPE = 1
 
@@ -45,6 +47,8 @@ def run(command: Callable[[], Any]) -> int:
         except MemoryError:
             return _refused("out of memory: a smaller workload, cluster or problem would do")
         except OSError as error:
+            if error.filename is not None and error.errno in OF_FILES:
+                return _refused(f"{error.filename}: {error.strerror}")
             if error.errno not in OF_STDOUT or error.filename is not None:
                 raise
             return _closed(error)

@@ -1,6 +1,7 @@
 """`verl-fuse example`: a commented file to start from, or the package of a plugin. Tests feed each file back to the
 commands that read it, install the package and run its tests."""
 
+import shlex
 import tempfile
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -41,7 +42,10 @@ def example(
         if out is None:
             raise FuseError(f"example {PLUGIN} is a folder of files: add --out DIR, a folder that does not exist yet")
         write_plugin(out)
-        typer.echo(f"{out}: a plugin; next: pip install -e {out}, then python -m pytest {out / 'tests'}")
+        typer.echo(
+            f"{out}: a plugin; next: {shlex.join(('pip', 'install', '-e', str(out)))}, then "
+            f"{shlex.join(('python', '-m', 'pytest', str(out / 'tests')))}"
+        )
         return
     if out is not None:
         raise FuseError(f"--out is for {PLUGIN}; example {kind} is printed: verl-fuse example {kind} > {kind}.yaml")

@@ -4,6 +4,7 @@ Subcommands are loaded on first use, so `verl-fuse --help` and the planning comm
 nor verl. The entry point imports nothing but the standard library before Ctrl-C is taken care of.
 """
 
+import io
 import sys
 import time
 
@@ -43,6 +44,10 @@ SUBCOMMANDS = {name: entry for entries in GROUPS.values() for name, entry in ent
 def main(argv: list[str] | None = None) -> None:
     """Run one subcommand and exit with its code (verl_fuse/cli/ending.py). This is the entry point."""
     begun = time.monotonic()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that has no such character shows another one.
+            stream.reconfigure(errors="replace")
     with interrupt.on_interrupt(interrupt.end_now):
         from verl_fuse.cli import ending
         from verl_fuse.cli.group import build

@@ -19,6 +19,7 @@ from verl_fuse.cli import child, earlier
 from verl_fuse.cli.checks import check_data_file, data_files, problems_of
 from verl_fuse.cli.composition import compose_what_fits, select, select_path
 from verl_fuse.cli.crash import cause
+from verl_fuse.cli.locked import alone
 from verl_fuse.cli.output import examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import print_summary, read_metrics
@@ -31,6 +32,7 @@ from verl_fuse.host.start.data_rows import row_refusals
 from verl_fuse.host.start.resumption import nothing_left
 from verl_fuse.host.switch import VARIABLE, switched_off
 from verl_fuse.host.upstream.checkpoints import newest_in, step_of
+from verl_fuse.spec.run_config import FILES as CONFIG_FILES
 from verl_fuse.timeline.files import INDEX_PAGE
 
 app = typer.Typer(add_completion=False)
@@ -173,7 +175,11 @@ def planned(config: DictConfig, problems: list[str], arguments: Sequence[str], h
 
 def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
     """Make the task, check the data, train and print the summary; return the exit code of the part that ended last."""
-    make_folder(launch)
+    with alone(launch.run_dir, "verl-fuse makes a run", "trainer.experiment_name names another folder"):
+        return _executed(launch, verbose=verbose)
+
+
+def _executed(launch: PlannedRun, *, verbose: bool) -> int:
     page = launch.run_dir / INDEX_PAGE
     before = _written(page)
     with _output(launch, verbose=verbose) as (log, poll):
@@ -214,6 +220,9 @@ def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
         say(stopped(launch, ending.stopped_by, launch.metrics if logged else None))
     elif code:
         say(f"verl ended with exit code {code}" + _why(launch, verbose=verbose))
+    elif ending.stopped_by is not None:
+        say(f"{ending.stopped_by.name} came when the run was over")
+        return 128 + ending.stopped_by
     return code
 
 
@@ -244,11 +253,16 @@ def train(
     launch: PlannedRun, log: IO[bytes] | None, poll: Callable[[], None] = lambda: None, limit: float = math.inf
 ) -> tuple[child.Ending, bool]:
     """Train for at most `limit` seconds; return how that ended, and whether there are metrics of this run."""
+    # A configuration stays with the metrics that it belongs to.
+    configs = {file: earlier.move_away(file) for file in (launch.run_dir / name for name in CONFIG_FILES)}
     kept = earlier.move_away(launch.metrics)
     try:
         ending = child.run(launch.command, _variables(launch), log, poll, limit)
     finally:
-        logged = not earlier.put_back(kept, launch.metrics) and launch.metrics.exists()
+        left = earlier.put_back(kept, launch.metrics)
+        for file, old in configs.items():
+            earlier.put_back(old, file, replace=left)
+        logged = not left and launch.metrics.exists()
     return ending, logged
 
 

@@ -23,6 +23,7 @@ from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import excluded, idle_in, refusals_of
 from verl_fuse.cli.replay import features_on, recorded_acceptance, show_advice, show_replay, verdict_of
 from verl_fuse.cli.tables import numbers, print_table
+from verl_fuse.compare.run import METRICS_FILE
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError, listed
 from verl_fuse.feature import Feature
@@ -33,6 +34,7 @@ from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.files import check_folder, reason, write_atomically
 from verl_fuse.spec.plan import CallPlan, Plan
+from verl_fuse.spec.run_config import FILES as CONFIG_FILES
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.files import page_of, record_step
 from verl_fuse.timeline.strategies_page import Strategy, strategies_page
@@ -400,9 +402,12 @@ def write_timelines(
     """Write one run folder per strategy, like the folder of a recorded run, and a page that shows all strategies;
     return the page first."""
     pages, strategies = [], []
-    for row in rows:
-        # A link may not begin with a word and a colon.
-        run = folder / row.strategy.replace(":", ".")
+    # A link may not begin with a word and a colon.
+    runs = [folder / row.strategy.replace(":", ".") for row in rows]
+    for run in runs:
+        if any((run / name).exists() for name in (METRICS_FILE, *CONFIG_FILES)):
+            raise FuseError(f"{run} is the folder of a run that was made: --timeline needs another folder")
+    for row, run in zip(rows, runs, strict=True):
         try:
             record_step(run, dataclasses.replace(row.example.spans, run=f"{row.strategy}, simulated: {title}"))
         except OSError as error:

@@ -11,19 +11,16 @@ Invariants (tests/unit/cli/test_trials.py):
 - no process of a trial is alive afterwards.
 """
 
-import fcntl
-import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl_fuse.cli import child, earlier
+from verl_fuse.cli import child, earlier, locked
 from verl_fuse.cli.composition import as_text
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.report import read_metrics
@@ -69,8 +66,6 @@ _KILLED = 137
 LOGS_BYTES, TOKEN_BYTES = 256 * 2**20, 64
 # A reason is cut after so many characters.
 _LONGEST = 300
-# It has the process that makes the trials of a folder, which holds a lock on it.
-LOCK = "lock"
 _ELSEWHERE = f"${HOME_VARIABLE} names another folder"
 
 
@@ -79,29 +74,10 @@ def folder_of(base: Base, home: Path) -> Path:
     return home / f"{base.name}-tune"
 
 
-@contextmanager
-def alone(base: Base, home: Path) -> Iterator[None]:
+def alone(base: Base, home: Path) -> AbstractContextManager[None]:
     """Keep other processes from making trials in the folder of a base within the block; a FuseError names the one that
-    does. The lock ends with the process, however that ends."""
-    folder = folder_of(base, home)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("a+")
-    except OSError as error:
-        raise FuseError(f"{folder}: cannot be written to: {error.strerror}; {_ELSEWHERE}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            makes = f"verl-fuse tune makes trials there already (process {lock.read() or 'not known'})"
-            raise FuseError(f"{folder}: {makes}: wait until it has ended, or end it; {_ELSEWHERE}") from error
-        except OSError as error:
-            raise FuseError(f"{folder}: cannot be locked: {error.strerror}; {_ELSEWHERE}") from error
-        lock.truncate(0)
-        lock.write(f"{os.getpid()} on {socket.gethostname()}")
-        lock.flush()
-        yield
+    does."""
+    return locked.alone(folder_of(base, home), "verl-fuse tune makes trials", _ELSEWHERE)
 
 
 def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:

@@ -4,6 +4,7 @@ short trials of real steps."""
 import math
 import os
 import re
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -274,7 +275,7 @@ def _show(found: Answer, made: Sequence[Trial], minutes: float) -> None:
     print_table(table)
     typer.echo(f"{len(made)} trials in {minutes:.1f} minutes; seconds with their 95 % interval.")
     if found.overrides:
-        typer.echo("Overrides to paste:\n  " + " \\\n  ".join(found.overrides))
+        typer.echo("Overrides to paste:\n  " + " \\\n  ".join(map(shlex.quote, found.overrides)))
     prose.say(f"Verdict: {found.verdict}.")
 
 

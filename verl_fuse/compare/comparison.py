@@ -129,7 +129,7 @@ def _side(run: RunMetrics, steps: Sequence[int]) -> ComparedRun:
         tokens=run.tokens(),
         samples=run.samples(),
         samples_missing=run.total("fuse/samples_missing"),
-        fallbacks=run.last("fuse/fallbacks"),
+        fallbacks=run.counted("fuse/fallbacks"),
         elapsed=run.elapsed(),
     )
 

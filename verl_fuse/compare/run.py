@@ -9,7 +9,7 @@ Invariants (tests/unit/compare/test_comparison.py):
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from verl_fuse.spec.timeline import UPDATE_CRITIC
 
@@ -113,10 +113,12 @@ class RunMetrics:
             return sum(counted.values())
         return None if self.samples_per_step is None else float(self.samples_per_step * len(self.timed))
 
-    def last(self, key: str) -> float | None:
-        """Return the last value of a metric that counts over the run."""
+    def counted(self, key: str) -> float | None:
+        """Return the total of a metric that counts over the run, and begins anew where the run is resumed."""
         values = list(self.metric(key).values())
-        return values[-1] if values else None
+        return (
+            sum(now - before if now >= before else now for before, now in pairwise([0.0, *values])) if values else None
+        )
 
     def total(self, key: str) -> float | None:
         """Return the sum of a metric that counts within each step."""

@@ -4,9 +4,11 @@ Invariants (tests/unit/spec/test_text_files.py):
 - a reader never sees half a file: a file is written beside its place and renamed, and no file stays behind when that
 fails;
 - an error in a file's content names the file, and so does a file too large or too deeply nested to be read;
-- a check before the work tells whether a file can be written.
+- a check before the work tells whether a file can be written;
+- neither a link nor a device or a pipe is replaced by a file.
 """
 
+import errno
 import json
 import os
 import tempfile
@@ -78,7 +80,12 @@ def check_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise FuseError(f"{path}: cannot be written: it is a folder")
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+        if path.exists() and not path.is_file():
+            if not os.access(path, os.W_OK):
+                raise FuseError(f"{path}: cannot be written: {os.strerror(errno.EACCES)}")
+            return
+        real = Path(os.path.realpath(path))
+        with tempfile.NamedTemporaryFile(dir=real.parent, prefix=f".{real.name}."):
             pass
     except OSError as error:
         raise FuseError(f"{path}: cannot be written: {reason(error)}") from error
@@ -95,7 +102,12 @@ def check_folder(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside `path`, then rename. Raises OSError where the disk refuses."""
+    """Write beside `path`, then rename; a link stays, and so do devices and pipes, which are written to. Raises OSError
+    where the disk refuses."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = Path(os.path.realpath(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -21,6 +21,7 @@ from verl_fuse.spec.files import load, save
 FILE = "config.yaml"
 # Hydra's own copy, where hydra.run.dir is RUN_DIR/hydra, like in the recipes.
 HYDRA_FILE = Path("hydra") / ".hydra" / "config.yaml"
+FILES = (FILE, HYDRA_FILE)
 
 REDACTED = "(left out)"
 _SECRET = re.compile(
@@ -52,7 +53,7 @@ def save_config(run_dir: Path, config: DictConfig) -> None:
 def find_config(run_dir: Path) -> DictConfig | None:
     """Return the configuration of the run in that folder, or None where no file was kept; a FuseError names a
     file that cannot be read."""
-    found = (_read(run_dir / name) for name in (FILE, HYDRA_FILE))
+    found = (_read(run_dir / name) for name in FILES)
     return next((config for config in found if config is not None), None)
 
 

@@ -38,6 +38,8 @@ from verl_fuse_update.lean.rows import Outputs, lengths, nested, selected, witho
 
 # Rows of logits whose entropy is computed at a time, as many as verl's own chunks have.
 ENTROPY_ROWS = 2048
+# verl's name of the entropy that an update reports.
+_ENTROPY = "actor/entropy_loss"
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
 
@@ -205,13 +207,18 @@ class LeanMiniBatch:
         return losses, metrics
 
     def _of_computed(self) -> tuple[list[float], dict[str, Any]]:
-        """Return one value of this rank for losses and metrics; means weigh as many tokens as they are of."""
+        """Return one value of this rank for losses and metrics; means weigh as many tokens as they are of. The entropy,
+        which verl divides by all tokens or samples, is of those that are computed."""
         batch = selected(self._data, self._kept) if self._kept else without_weight(selected(self._data, [0]))
         tokens = float(batch["response_mask"].values().sum())
-        total = torch.tensor([tokens], dtype=torch.float64, device=get_device_name())
+        total = torch.tensor([tokens, len(self._kept)], dtype=torch.float64, device=get_device_name())
         dist.all_reduce(total, group=self._group)
-        weight = tokens * dist.get_world_size(self._group) / max(total.item(), 1.0)
+        all_tokens, samples = (max(count, 1.0) for count in total.tolist())
+        weight = tokens * dist.get_world_size(self._group) / all_tokens
         loss, found = self._evaluated(batch)
+        if self._entropy:
+            assign_non_tensor(batch, batch_num_tokens=all_tokens, global_batch_size=samples)
+            found |= {key: value for key, value in self._evaluated(batch)[1].items() if key == _ENTROPY}
         metrics: dict[str, Any] = {}
         for key, value in found.items():
             if isinstance(value, Metric) and value.aggregation is AggregationType.MEAN:

@@ -190,8 +190,9 @@ class StreamedUpdates(LeanUpdates):
         self._begin()
         batch = super().advantage(batch, metrics, stock)
         found = streamed_rows(batch.keys, read(batch, ADVANTAGE_FIELDS))
-        # The next step divides by this number of tokens until it has counted its own.
-        self._tokens = float(sum(row.mask.sum() for row in found.values()))
+        # The next step divides by this number of tokens until it has counted its own; none would make its losses no
+        # numbers.
+        self._tokens = float(sum(row.mask.sum() for row in found.values())) or self._tokens
         reason = self._why_not(batch, found)
         self._going = bool(self._now.rows) and reason is None
         if reason is not None:

@@ -644,7 +644,10 @@ def refused_models(world: World, folder: Path) -> dict[str, Any]:
     del worker.engine.model_config.hf_config.vision_config
     stock, worker.engine.module.__class__ = worker.engine.module.__class__, Whole
     found["forward"] = refusal(worker.engine)
-    worker.engine.module.__class__ = type("Ignoring", (Ignoring, stock), {})
+    worker.engine.module.__class__ = type("Remote", (Ignoring, stock), {})
+    found["remote"] = refusal(worker.engine)
+    # As if it were transformers' own.
+    worker.engine.module.__class__ = type("Ignoring", (Ignoring, stock), {"__module__": LlamaForCausalLM.__module__})
     keep_response_logits(worker.engine, strict=True)
     with pytest.raises(FuseError) as refused:
         _own(worker, _share(worker.engine, Arm(packed=True), 0, "some"), Arm(), LeanOptions())

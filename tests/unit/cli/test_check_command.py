@@ -475,3 +475,19 @@ def test_the_keys_of_json_are_documented(documented_keys, found, tmp_path: Path)
     file = tmp_path / "run.sh"
     file.write_text(SCRIPT)
     assert set(found("--script", file)) == documented_keys["check"]
+
+
+def test_a_whole_command_as_one_argument_is_an_argument_that_verl_has_not(capsys):
+    """Longer than a file name may be."""
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--", f"python3 -m verl.trainer.main_ppo {'data.train_batch_size=256 ' * 20}"])
+    assert ended.value.code in (0, 2)
+
+
+def test_the_command_that_predicts_is_that_of_the_script_with_its_arguments(tmp_path, capsys):
+    script = tmp_path / "my run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo " + " ".join(COMMON))
+    with pytest.raises(SystemExit):
+        main(["check", "--script", str(script), "--", "trainer.nnodes=2"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"verl-fuse simulate h100 --script '{script}' -- trainer.nnodes=2" in shown

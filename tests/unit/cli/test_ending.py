@@ -25,6 +25,9 @@ def raising(error: BaseException):
         (lambda: 1, 1, ""),
         (raising(FuseError("prompts=0; needs more")), 2, "verl-fuse: prompts=0; needs more\n"),
         (raising(typer.BadParameter("3 is too much")), 2, "verl-fuse: Invalid value: 3 is too much\n"),
+        (raising(PermissionError(errno.EACCES, "Permission denied", "x")), 2, "verl-fuse: x: Permission denied\n"),
+        # The disk of a file that a command writes, and not that of stdout.
+        (raising(OSError(errno.ENOSPC, "no space left", "x")), 2, "verl-fuse: x: no space left\n"),
         (raising(MemoryError()), 2, "verl-fuse: out of memory: a smaller workload, cluster or problem would do\n"),
         (lambda: signal.raise_signal(signal.SIGINT), 130, "verl-fuse: interrupted\n"),
         # A command that answered Ctrl-C itself.
@@ -41,8 +44,6 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], command, code: int, said
     [
         ValueError("a mistake of ours"),
         FileNotFoundError(2, "gone", "x"),
-        # The disk of a file that a command writes, and not that of stdout.
-        OSError(errno.ENOSPC, "no space left", "x"),
         TimeoutError(),
     ],
 )

@@ -1,6 +1,9 @@
 """`verl-fuse compare BASE FUSED`."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,17 @@ def test_samples_asked_for_and_other_differences_come_from_the_configurations(
     shown = " ".join(ask(capsys, stock, faster).split())
     assert "1,280 asked for" in shown
     assert "Note: The runs differ in more than verl-fuse: data.train_batch_size=16 and 8." in shown
+    pages = [run / "timeline.html" for run in (stock, faster)]
+    for page in pages:
+        page.touch()
+    assert "data.train_batch_size=16 and 8." in " ".join(ask(capsys, *pages).split())
+
+
+def test_a_terminal_that_lacks_characters_shows_others(stock: Path, faster: Path):
+    command = [sys.executable, "-m", "verl_fuse", "compare", str(stock), str(faster)]
+    shown = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert b"fused steps are 1.24 times as fast" in shown.stdout
 
 
 def test_a_page_of_the_run_names_the_run(stock: Path, faster: Path, capsys: pytest.CaptureFixture[str]):

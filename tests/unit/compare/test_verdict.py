@@ -104,6 +104,13 @@ def test_what_to_know_is_noted():
     assert swapped[1] == "one is a run with verl-fuse itself."
 
 
+@pytest.mark.parametrize(("counts", "total"), [((0, 3, 5, 0, 0), 5), ((0, 3, 5, 1, 2), 7), ((2, 2, 4, 4, 4), 4)])
+def test_fallbacks_before_a_resume_count(counts: tuple[int, ...], total: int):
+    """The counter is that of a process."""
+    steps = [(n, {"timing_s/step": 5.0, "fuse/fallbacks": float(count)}) for n, count in enumerate(counts, start=1)]
+    assert RunMetrics.of("resumed", steps).counted("fuse/fallbacks") == total
+
+
 @pytest.mark.parametrize(
     ("seconds", "generation", "noted"),
     [(5.0, 2.1, "40%"), (5.0, 1.9, None), (99.0, 50.0, "2%"), (101.0, 50.0, None)],

@@ -79,7 +79,61 @@ time.sleep(0.5)
     pid = int(pid_file.read_text())
     assert f"process {pid} outlived the run: SIGTERM" in capsys.readouterr().err
     time.sleep(0.2)
-    assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert is_gone(pid)
+
+
+SLEEPS = """
+import pathlib, subprocess, sys
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+pathlib.Path({file!r}).write_text(str(other.pid))
+"""
+
+
+def is_gone(pid: int) -> bool:
+    line = Path(f"/proc/{pid}/cmdline")
+    return not line.exists() or not line.read_bytes()
+
+
+def test_what_outlives_the_child_is_ended_where_nobody_reads_stderr(tmp_path, monkeypatch):
+    """As after Ctrl-C of `verl-fuse run NAME 2>&1 | tee log`."""
+    monkeypatch.setattr(child, "TERMINATE_SECONDS", 0.3)
+
+    class Closed:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+        def flush(self) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    before = signal.getsignal(signal.SIGTERM)
+    assert start(SLEEPS.format(file=str(tmp_path / "pid"))).code == 0
+    time.sleep(0.2)
+    assert is_gone(int((tmp_path / "pid").read_text()))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_signal_ends_what_outlives_the_child_at_once(tmp_path):
+    """The processes of a run that is over are waited for, as long as nobody has asked twice."""
+    file = tmp_path / "pid"
+
+    def interrupt() -> None:
+        while not (file.exists() and file.read_text()):
+            time.sleep(0.02)
+        time.sleep(0.5)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    begun = time.monotonic()
+    ending = start(SLEEPS.format(file=str(file)))
+    thread.join()
+    assert (ending.code, ending.stopped_by) == (0, signal.SIGINT)
+    assert time.monotonic() - begun < child.TERMINATE_SECONDS
+    time.sleep(0.2)
+    assert is_gone(int(file.read_text()))
 
 
 def test_an_interrupt_reaches_the_child_even_where_interrupts_are_ignored(tmp_path):
@@ -119,7 +173,7 @@ def test_a_signal_that_came_before_the_child_reaches_it(monkeypatch):
 @pytest.mark.parametrize("signals", [0, 1, 2])
 def test_processes_are_waited_for_until_a_second_signal(monkeypatch, signals):
     patience = []
-    monkeypatch.setattr(child, "end_processes", lambda run_id, *, patient: patience.append(patient))
+    monkeypatch.setattr(child, "end_processes", lambda run_id, *, patient: patience.append(patient()))
     popen = child.subprocess.Popen
 
     def interrupted(*args, **kwargs):

@@ -1,5 +1,6 @@
 """Output and files of `verl-fuse run`, with a program in verl's place that prints and writes like verl."""
 
+import fcntl
 import json
 import os
 import signal
@@ -197,3 +198,52 @@ def test_a_refused_run_touches_nothing(tmp_path, monkeypatch):
         run.run("ppo-cpu", ["fuse.interstage.micro_group=-1"])
     assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
     assert not (tmp_path / "tasks").exists()
+
+
+def test_a_configuration_stays_with_the_metrics_that_it_belongs_to(launched, tmp_path):
+    """Hydra writes the configuration of a run before its first step."""
+    configures = "import pathlib; pathlib.Path('{0}/config.yaml').write_text('{1}')\n"
+    assert launched(configures.format(tmp_path, "first") + logs((1, STEP))) == 0
+    assert launched(configures.format(tmp_path, "second") + "raise SystemExit(3)") == 3
+    assert (tmp_path / "config.yaml").read_text() == "first"
+    assert '"step": 1' in (tmp_path / "metrics.jsonl").read_text()
+    assert launched(configures.format(tmp_path, "third") + logs((1, STEP), (2, STEP))) == 0
+    assert (tmp_path / "config.yaml").read_text() == "third"
+    assert (tmp_path / "config.1.yaml").read_text() == "first"
+    # One that writes none leaves the other where it is.
+    assert launched("raise SystemExit(3)") == 3
+    assert (tmp_path / "config.yaml").read_text() == "third"
+
+
+def test_two_runs_never_share_a_folder(launched, tmp_path):
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("4711 on elsewhere")
+        lock.flush()
+        with pytest.raises(FuseError, match=r"verl-fuse makes a run there already \(process 4711 on elsewhere\): wait"):
+            launched("print('trained')")
+    assert {path.name for path in tmp_path.iterdir()} == {"lock"}
+    assert launched("print('trained')") == 0
+
+
+def test_a_signal_after_the_end_of_the_run_is_told(launched, tmp_path, capfd):
+    ready = tmp_path / "ready"
+    outlives = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"],
+                 start_new_session=True)
+"""
+
+    def interrupt() -> None:
+        while not ready.exists():
+            time.sleep(0.02)
+        time.sleep(0.5)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert launched(outlives + logs((1, STEP))) == 128 + signal.SIGTERM
+    thread.join()
+    assert "verl-fuse: SIGTERM came when the run was over\n" in capfd.readouterr().err

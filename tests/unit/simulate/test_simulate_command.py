@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -113,6 +114,24 @@ def test_pages_as_of_a_real_run(workload: str, tmp_path: Path, capsys: pytest.Ca
     assert run_name.startswith(
         "stock, simulated: ppo of qwen2.5-0.5b, 64 samples, on 16 x H100 (2 nodes of 8); 1 step each"
     )
+
+
+def test_pages_never_take_the_place_of_a_run_that_was_made(
+    workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments = (workload, "h100x2", "--seeds", "1", "--strategy", "interstage", "--timeline", str(tmp_path / "runs"))
+    for name in ("metrics.jsonl", "config.yaml"):
+        (tmp_path / "runs/interstage").mkdir(parents=True)
+        (tmp_path / "runs/interstage" / name).write_text("")
+        assert run(*arguments) == 2
+        assert (
+            "runs/interstage is the folder of a run that was made: --timeline needs another" in capsys.readouterr().err
+        )
+        assert [path.name for path in (tmp_path / "runs").rglob("*")] == ["interstage", name]
+        shutil.rmtree(tmp_path / "runs")
+    assert run(*arguments) == 0
+    # Its own pages are written anew.
+    assert run(*arguments) == 0
 
 
 def test_pages_of_all_strategies_stay_small(tmp_path: Path):

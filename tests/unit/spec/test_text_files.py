@@ -1,3 +1,5 @@
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,22 @@ def test_asking_whether_a_file_can_be_written_leaves_it_alone(tmp_path: Path):
     for name in ("old.json", "new.json"):
         check_writable(tmp_path / name)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.json", "old")]
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path: Path):
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("real.json")
+    check_writable(tmp_path / "link.json")
+    save(tmp_path / "link.json", "new")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    check_writable(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    save(tmp_path / "pipe", "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff"], ids=["missing", "not UTF-8"])

@@ -513,6 +513,20 @@ def test_what_a_model_s_own_configuration_says_is_known_before_start(tmp_path: P
     assert refused(OWN, **{key: str(tmp_path), **off}) == set()
 
 
+@pytest.mark.parametrize(
+    ("content", "fits"),
+    [(None, True), ('{"lora_dropout": 0.0}', True), ('{"lora_dropout": 0.05}', False), ("{", True), ("{}", True)],
+)
+def test_an_adapter_with_dropout_of_its_own_is_known_before_start(tmp_path: Path, content: str | None, fits: bool):
+    """verl loads it with its own configuration."""
+    key = "actor_rollout_ref.model.lora_adapter_path"
+    if content is not None:
+        (tmp_path / "adapter_config.json").write_text(content)
+    for switch in (SKIP, OWN):
+        assert refused(switch, **{key: str(tmp_path)}) == (set() if fits else {key})
+    assert refused(BALANCE, **{key: str(tmp_path)}) == refused(**{key: str(tmp_path)}) == set()
+
+
 def test_a_critic_that_drops_something_is_refused_with_its_own_values(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_dropout": 0.1}')
     key = "critic.model.path"

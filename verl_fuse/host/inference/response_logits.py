@@ -24,6 +24,7 @@ from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.sharing.engine import of_transformers
 from verl_fuse.spec.composed import TOWERS
 
 logger = logging.getLogger(__name__)
@@ -126,6 +127,9 @@ def _unfit(engine: Any) -> Iterator[str]:
         yield "a model that is none of transformers"
     elif "logits_to_keep" not in inspect.signature(model.forward).parameters:
         yield f"{model.__name__}, whose forward pass takes no logits_to_keep"
+    elif not of_transformers(model):
+        # It may take a number of tokens alone.
+        yield f"{model.__name__}, whose code is not transformers'"
 
 
 def response_logits_worker_class(base: type, strict: bool) -> type:

@@ -199,7 +199,7 @@ def _unfit(engine: Any) -> Iterator[str]:
     if any(hasattr(part, "v_head") for part in engine.module.modules()):
         yield "a value head of trl"
     config, kernel = model.config, str(model.config._attn_implementation)
-    if config.model_type not in MODEL_TYPES or not _of_transformers(model):
+    if config.model_type not in MODEL_TYPES or not of_transformers(type(model)):
         yield f"a model of type {config.model_type} ({type(model).__module__}): {', '.join(MODEL_TYPES)} were run"
     if getattr(config, "attention_dropout", 0.0):
         yield f"attention_dropout={config.attention_dropout}"
@@ -225,9 +225,9 @@ def _rope_types(config: Any) -> set[str]:
     return {str(block["rope_type"]) for block in blocks if "rope_type" in block}
 
 
-def _of_transformers(model: PreTrainedModel) -> bool:
-    """Tell whether the model's code is of transformers itself; FSDP2 makes a class of its own above that."""
-    kinds = [kind for kind in type(model).__mro__ if issubclass(kind, PreTrainedModel)]
+def of_transformers(model: type) -> bool:
+    """Tell whether the code of a model's class is of transformers itself; FSDP2 makes a class of its own above that."""
+    kinds = [kind for kind in model.__mro__ if issubclass(kind, PreTrainedModel)]
     code = next(kind for kind in kinds if not kind.__module__.startswith("torch."))
     return code.__module__.startswith("transformers.models.")
 
