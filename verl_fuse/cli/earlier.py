@@ -2,13 +2,13 @@
 with the metrics of the run before.
 
 Invariants (tests/unit/recipes/test_earlier.py):
-- nothing of an earlier run is deleted: its file moves to NAME.N.SUFFIX, and moves back if the run
-  leaves no file of that name;
+- nothing of an earlier run is deleted: its file moves to NAME.N.SUFFIX, and moves back if the run made nothing;
 - after a run that went on from a checkpoint, the metrics file has every step once: the steps before the checkpoint as
   they were logged then.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,16 @@ def move_away(file: Path) -> Path | None:
     return kept
 
 
-def put_back(kept: Path | None, file: Path, *, replace: bool = False) -> bool:
-    """Undo `move_away` if the run wrote no `file`, with `replace` also if it did; return True where this was done."""
-    if kept is None or (file.exists() and file.stat().st_size and not replace):
-        return False
-    kept.replace(file)
-    return True
+def put_back(kept: Mapping[Path, Path | None]) -> None:
+    """Undo `move_away` of files (its results, by file) for a run that made nothing: what that run wrote of them gives
+    way to the earlier files, which belong together."""
+    if not any(kept.values()):
+        return
+    for file, old in kept.items():
+        if old is None:
+            file.unlink(missing_ok=True)
+        else:
+            old.replace(file)
 
 
 def resumed_step(config: DictConfig, run_dir: Path) -> int | None:

@@ -1,11 +1,16 @@
 """Keeps two commands from working in one folder at the same time.
 
-Invariant (tests/unit/cli/test_locked.py): the lock ends with its process, however that ends.
+Invariants (tests/unit/recipes/test_execute.py, tests/unit/cli/test_tune_command.py):
+- a command that finds another one there is refused, and told which;
+- the lock ends with its process, however that ends; what the process started may still be there;
+- a file system without locks keeps nobody from working.
 """
 
+import errno
 import fcntl
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +19,8 @@ from verl_fuse.errors import FuseError
 
 # It has the process that holds a lock on it.
 LOCK = "lock"
+# What file systems answer that know no locks, or whose lock server is away.
+_WITHOUT = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @contextmanager
@@ -22,24 +29,31 @@ def alone(folder: Path, doing: str, elsewhere: str) -> Iterator[None]:
     something there already, which one, and what names another folder (`elsewhere`)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("a+")
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise FuseError(f"{folder}: cannot be written to: {error.strerror}; {elsewhere}") from error
-    with lock:
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            lock.seek(0)
-            holder = lock.read() or "not known"
+            holder = os.read(lock, 200).decode(errors="replace") or "not known"
             raise FuseError(
                 f"{folder}: {doing} there already (process {holder}): wait until it has ended, or end it; {elsewhere}"
             ) from error
         except OSError as error:
-            raise FuseError(f"{folder}: cannot be locked: {error.strerror}; {elsewhere}") from error
+            if error.errno not in _WITHOUT:
+                raise FuseError(f"{folder}: cannot be locked: {error.strerror}; {elsewhere}") from error
+            print(
+                f"verl-fuse: {folder}: its file system has no locks ({error.strerror}): a second command there would "
+                "not be noticed",
+                file=sys.stderr,
+                flush=True,
+            )
         try:
-            lock.truncate(0)
-            lock.write(f"{os.getpid()} on {socket.gethostname()}")
-            lock.flush()
+            os.ftruncate(lock, 0)
+            os.write(lock, f"{os.getpid()} on {socket.gethostname()}".encode())
         except OSError as error:
             raise FuseError(f"{folder}: cannot be written to: {error.strerror}; {elsewhere}") from error
         yield
+    finally:
+        os.close(lock)

@@ -44,10 +44,9 @@ SUBCOMMANDS = {name: entry for entries in GROUPS.values() for name, entry in ent
 def main(argv: list[str] | None = None) -> None:
     """Run one subcommand and exit with its code (verl_fuse/cli/ending.py). This is the entry point."""
     begun = time.monotonic()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that has no such character shows another one.
-            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A character that the terminal, or the file, does not have is shown by its number.
+        sys.stdout.reconfigure(errors="backslashreplace")
     with interrupt.on_interrupt(interrupt.end_now):
         from verl_fuse.cli import ending
         from verl_fuse.cli.group import build

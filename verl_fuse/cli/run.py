@@ -173,9 +173,12 @@ def planned(config: DictConfig, problems: list[str], arguments: Sequence[str], h
     )
 
 
+_ELSEWHERE = "trainer.experiment_name, or trainer.default_local_dir, names another folder"
+
+
 def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
     """Make the task, check the data, train and print the summary; return the exit code of the part that ended last."""
-    with alone(launch.run_dir, "verl-fuse makes a run", "trainer.experiment_name names another folder"):
+    with alone(launch.run_dir, "verl-fuse makes a run", _ELSEWHERE):
         return _executed(launch, verbose=verbose)
 
 
@@ -221,7 +224,7 @@ def _executed(launch: PlannedRun, *, verbose: bool) -> int:
     elif code:
         say(f"verl ended with exit code {code}" + _why(launch, verbose=verbose))
     elif ending.stopped_by is not None:
-        say(f"{ending.stopped_by.name} came when the run was over")
+        say(f"{ending.stopped_by.name}: verl had ended, or ended by itself, with exit code 0")
         return 128 + ending.stopped_by
     return code
 
@@ -253,16 +256,20 @@ def train(
     launch: PlannedRun, log: IO[bytes] | None, poll: Callable[[], None] = lambda: None, limit: float = math.inf
 ) -> tuple[child.Ending, bool]:
     """Train for at most `limit` seconds; return how that ended, and whether there are metrics of this run."""
-    # A configuration stays with the metrics that it belongs to.
-    configs = {file: earlier.move_away(file) for file in (launch.run_dir / name for name in CONFIG_FILES)}
-    kept = earlier.move_away(launch.metrics)
+    # A configuration stays with the metrics and the timeline that it belongs to.
+    files, page = (launch.metrics, *(launch.run_dir / name for name in CONFIG_FILES)), launch.run_dir / INDEX_PAGE
+    kept, before, code = dict[Path, Path | None](), _written(page), None
     try:
+        for file in files:
+            kept[file] = earlier.move_away(file)
         ending = child.run(launch.command, _variables(launch), log, poll, limit)
+        code = ending.code
     finally:
-        left = earlier.put_back(kept, launch.metrics)
-        for file, old in configs.items():
-            earlier.put_back(old, file, replace=left)
-        logged = not left and launch.metrics.exists()
+        logged = launch.metrics.exists() and launch.metrics.stat().st_size > 0
+        # A run that was not to log to a file has its configuration alone.
+        ran = code == 0 and any(file.exists() for file in files)
+        if not (logged or ran or _written(page) != before):
+            earlier.put_back(kept)
     return ending, logged
 
 

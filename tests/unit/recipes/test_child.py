@@ -82,11 +82,20 @@ time.sleep(0.5)
     assert is_gone(pid)
 
 
-SLEEPS = """
-import pathlib, subprocess, sys
-other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-pathlib.Path({file!r}).write_text(str(other.pid))
+OUTLIVES = """
+import os, pathlib, sys, time
+while os.getppid() == int(sys.argv[1]):
+    time.sleep(0.02)
+pathlib.Path({file!r}).write_text(str(os.getpid()))
+time.sleep(60)
 """
+
+
+def leaves(file: Path) -> str:
+    """A program that leaves a process, which writes its pid once the program has ended."""
+    code = OUTLIVES.format(file=str(file))
+    command = f"[sys.executable, '-c', {code!r}, str(os.getpid())]"
+    return f"import os, subprocess, sys; subprocess.Popen({command}, start_new_session=True)"
 
 
 def is_gone(pid: int) -> bool:
@@ -96,7 +105,6 @@ def is_gone(pid: int) -> bool:
 
 def test_what_outlives_the_child_is_ended_where_nobody_reads_stderr(tmp_path, monkeypatch):
     """As after Ctrl-C of `verl-fuse run NAME 2>&1 | tee log`."""
-    monkeypatch.setattr(child, "TERMINATE_SECONDS", 0.3)
 
     class Closed:
         def write(self, text: str) -> int:
@@ -107,7 +115,13 @@ def test_what_outlives_the_child_is_ended_where_nobody_reads_stderr(tmp_path, mo
 
     monkeypatch.setattr(sys, "stderr", Closed())
     before = signal.getsignal(signal.SIGTERM)
-    assert start(SLEEPS.format(file=str(tmp_path / "pid"))).code == 0
+    monkeypatch.setattr(child, "TERMINATE_SECONDS", 0.3)
+    code = f"""
+import pathlib, subprocess, sys
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(other.pid))
+"""
+    assert start(code).code == 0
     time.sleep(0.2)
     assert is_gone(int((tmp_path / "pid").read_text()))
     assert signal.getsignal(signal.SIGTERM) is before
@@ -120,7 +134,6 @@ def test_a_second_signal_ends_what_outlives_the_child_at_once(tmp_path):
     def interrupt() -> None:
         while not (file.exists() and file.read_text()):
             time.sleep(0.02)
-        time.sleep(0.5)
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.2)
@@ -128,7 +141,7 @@ def test_a_second_signal_ends_what_outlives_the_child_at_once(tmp_path):
     thread = threading.Thread(target=interrupt)
     thread.start()
     begun = time.monotonic()
-    ending = start(SLEEPS.format(file=str(file)))
+    ending = start(leaves(file))
     thread.join()
     assert (ending.code, ending.stopped_by) == (0, signal.SIGINT)
     assert time.monotonic() - begun < child.TERMINATE_SECONDS

@@ -33,15 +33,24 @@ def test_files_of_earlier_runs_are_kept(metrics, tmp_path):
     }
 
 
-def test_a_file_moves_back_only_if_the_run_wrote_none(metrics):
+def test_files_of_a_run_that_made_nothing_give_way_to_the_earlier_ones(metrics, tmp_path):
+    config, other = tmp_path / "config.yaml", tmp_path / "other.yaml"
     metrics.write_text("earlier")
-    kept = move_away(metrics)
-    assert put_back(kept, metrics)
-    assert metrics.read_text() == "earlier"
-    kept = move_away(metrics)
-    metrics.write_text("new")
-    assert not put_back(kept, metrics)
-    assert metrics.read_text() == "new"
+    config.write_text("earlier")
+    kept = {file: move_away(file) for file in (metrics, config, other)}
+    for file in (config, other):
+        file.write_text("new")
+    put_back(kept)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("metrics.jsonl", "config.yaml"), "earlier"
+    )
+    # Where there was no earlier run, what the run wrote stays.
+    for file in (metrics, config):
+        file.unlink()
+    kept = {file: move_away(file) for file in (metrics, config)}
+    config.write_text("new")
+    put_back(kept)
+    assert config.read_text() == "new"
 
 
 def test_parts_are_joined_up_to_the_steps_each_went_on_after(metrics):

@@ -1,5 +1,6 @@
 """Output and files of `verl-fuse run`, with a program in verl's place that prints and writes like verl."""
 
+import errno
 import fcntl
 import json
 import os
@@ -213,6 +214,13 @@ def test_a_configuration_stays_with_the_metrics_that_it_belongs_to(launched, tmp
     # One that writes none leaves the other where it is.
     assert launched("raise SystemExit(3)") == 3
     assert (tmp_path / "config.yaml").read_text() == "third"
+    # One that has no metrics, and has ended well, keeps its own; so does one that wrote a page before it broke off.
+    assert launched(configures.format(tmp_path, "fourth")) == 0
+    assert (tmp_path / "config.yaml").read_text() == "fourth"
+    assert not (tmp_path / "metrics.jsonl").exists()
+    page = f"pathlib.Path('{tmp_path}/{INDEX_PAGE}').write_text('')\n"
+    assert launched(configures.format(tmp_path, "fifth") + page + "raise SystemExit(3)") == 3
+    assert (tmp_path / "config.yaml").read_text() == "fifth"
 
 
 def test_two_runs_never_share_a_folder(launched, tmp_path):
@@ -229,21 +237,35 @@ def test_two_runs_never_share_a_folder(launched, tmp_path):
 def test_a_signal_after_the_end_of_the_run_is_told(launched, tmp_path, capfd):
     ready = tmp_path / "ready"
     outlives = f"""
-import subprocess, sys
-subprocess.Popen([sys.executable, "-c", "import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"],
-                 start_new_session=True)
+import os, pathlib, sys, time
+while os.getppid() == int(sys.argv[1]):
+    time.sleep(0.02)
+pathlib.Path({str(ready)!r}).touch()
+time.sleep(60)
+"""
+    starts = f"""
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-c", {outlives!r}, str(os.getpid())], start_new_session=True)
 """
 
     def interrupt() -> None:
         while not ready.exists():
             time.sleep(0.02)
-        time.sleep(0.5)
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.2)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    assert launched(outlives + logs((1, STEP))) == 128 + signal.SIGTERM
+    assert launched(starts + logs((1, STEP))) == 128 + signal.SIGTERM
     thread.join()
-    assert "verl-fuse: SIGTERM came when the run was over\n" in capfd.readouterr().err
+    assert "verl-fuse: SIGTERM: verl had ended, or ended by itself, with exit code 0\n" in capfd.readouterr().err
+
+
+def test_a_file_system_without_locks_keeps_nobody_from_training(launched, monkeypatch, capfd):
+    def without(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert launched("print('trained')") == 0
+    assert "its file system has no locks (No locks available)" in capfd.readouterr().err

@@ -24,7 +24,7 @@ from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.sharing.engine import of_transformers
+from verl_fuse.host.upstream.engines import of_transformers
 from verl_fuse.spec.composed import TOWERS
 
 logger = logging.getLogger(__name__)

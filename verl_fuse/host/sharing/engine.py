@@ -31,6 +31,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.sharing.attention import FLASH, NAME
 from verl_fuse.host.sharing.micro_batches import by_tokens, largest_of
 from verl_fuse.host.sharing.plan import GROUP_FIELD, KEYS_FIELD, SharedPlan, prompt_groups, row_prompts, shared_tokens
+from verl_fuse.host.upstream.engines import of_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -223,13 +224,6 @@ def _rope_types(config: Any) -> set[str]:
     whole = getattr(config, "rope_parameters", None) or {}
     blocks = [whole, *(block for block in whole.values() if isinstance(block, dict))]
     return {str(block["rope_type"]) for block in blocks if "rope_type" in block}
-
-
-def of_transformers(model: type) -> bool:
-    """Tell whether the code of a model's class is of transformers itself; FSDP2 makes a class of its own above that."""
-    kinds = [kind for kind in model.__mro__ if issubclass(kind, PreTrainedModel)]
-    code = next(kind for kind in kinds if not kind.__module__.startswith("torch."))
-    return code.__module__.startswith("transformers.models.")
 
 
 def shared_prompts_worker_class(base: type, strict: bool) -> type:
