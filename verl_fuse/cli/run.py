@@ -229,14 +229,6 @@ def _executed(launch: PlannedRun, *, verbose: bool) -> int:
     return code
 
 
-def make_folder(launch: PlannedRun) -> None:
-    """Make the run's folder; a FuseError if that cannot be."""
-    try:
-        launch.run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FuseError(f"trainer.default_local_dir={launch.run_dir} cannot be made: {error.strerror}") from error
-
-
 def prepare(launch: PlannedRun, log: IO[bytes] | None, poll: Callable[[], None] = lambda: None) -> child.Ending:
     """Make the task, if the recipe has one, and check the data; a FuseError tells what is wrong with it."""
     made = child.Ending(0, None)

@@ -24,7 +24,7 @@ from verl_fuse.cli import child, earlier, locked
 from verl_fuse.cli.composition import as_text
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.report import read_metrics
-from verl_fuse.cli.run import HOME_VARIABLE, PlannedRun, make_folder, prepare, train
+from verl_fuse.cli.run import HOME_VARIABLE, PlannedRun, prepare, train
 from verl_fuse.cli.screen import last_lines, split
 from verl_fuse.cli.tuned import Base
 from verl_fuse.compare.run import RunMetrics
@@ -170,7 +170,7 @@ def _without_recording(found: Outcome, base: Base, home: Path, steps: int) -> Ou
 def make_task(launch: PlannedRun) -> None:
     """Make the recipe's task, if it is not there yet, so that it is in no trial's seconds; a FuseError tells why it was
     not made, KeyboardInterrupt that it was told to stop."""
-    make_folder(launch)
+    _make_folder(launch)
     path = launch.run_dir.parent / "task.log"
     with path.open("wb") as log:
         ending = prepare(launch, log)
@@ -206,9 +206,17 @@ def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
     return found
 
 
+def _make_folder(launch: PlannedRun) -> None:
+    """Make the folder of a trial; a FuseError if that cannot be."""
+    try:
+        launch.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FuseError(f"trainer.default_local_dir={launch.run_dir} cannot be made: {error.strerror}") from error
+
+
 def outcome(launch: PlannedRun, limit: float) -> Outcome:
     """Make a trial; all that it prints is in its log. A FuseError tells what is wrong with its folder or data."""
-    make_folder(launch)
+    _make_folder(launch)
     earlier.move_away(launch.log)
     with launch.log.open("wb") as log:
         ending, logged = prepare(launch, log), False

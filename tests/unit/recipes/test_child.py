@@ -86,7 +86,9 @@ OUTLIVES = """
 import os, pathlib, sys, time
 while os.getppid() == int(sys.argv[1]):
     time.sleep(0.02)
-pathlib.Path({file!r}).write_text(str(os.getpid()))
+mark = pathlib.Path({file!r})
+mark.with_suffix(".part").write_text(str(os.getpid()))
+mark.with_suffix(".part").rename(mark)
 time.sleep(60)
 """
 
@@ -127,19 +129,11 @@ pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(other.pid))
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_second_signal_ends_what_outlives_the_child_at_once(tmp_path):
+def test_a_second_signal_ends_what_outlives_the_child_at_once(tmp_path, signalled_twice):
     """The processes of a run that is over are waited for, as long as nobody has asked twice."""
     file = tmp_path / "pid"
 
-    def interrupt() -> None:
-        while not (file.exists() and file.read_text()):
-            time.sleep(0.02)
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.2)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    thread = signalled_twice(file, signal.SIGINT)
     begun = time.monotonic()
     ending = start(leaves(file))
     thread.join()
@@ -199,7 +193,7 @@ def test_processes_are_waited_for_until_a_second_signal(monkeypatch, signals):
     assert patience == [signals < 2]
 
 
-def test_a_second_signal_ends_a_child_that_does_not_stop(tmp_path, capsys):
+def test_a_second_signal_ends_a_child_that_does_not_stop(tmp_path, capsys, signalled_twice):
     ready = tmp_path / "ready"
     code = f"""
 import pathlib, signal, time
@@ -208,15 +202,7 @@ pathlib.Path({str(ready)!r}).touch()
 time.sleep(60)
 """
 
-    def interrupt() -> None:
-        while not ready.exists():
-            time.sleep(0.02)
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    thread = signalled_twice(ready, signal.SIGTERM)
     begun = time.monotonic()
     assert start(code) == child.Ending(128 + signal.SIGKILL, signal.SIGTERM)
     thread.join()

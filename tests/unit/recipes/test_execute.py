@@ -234,7 +234,7 @@ def test_two_runs_never_share_a_folder(launched, tmp_path):
     assert launched("print('trained')") == 0
 
 
-def test_a_signal_after_the_end_of_the_run_is_told(launched, tmp_path, capfd):
+def test_a_signal_after_the_end_of_the_run_is_told(launched, tmp_path, capfd, signalled_twice):
     ready = tmp_path / "ready"
     outlives = f"""
 import os, pathlib, sys, time
@@ -248,15 +248,7 @@ import os, subprocess, sys
 subprocess.Popen([sys.executable, "-c", {outlives!r}, str(os.getpid())], start_new_session=True)
 """
 
-    def interrupt() -> None:
-        while not ready.exists():
-            time.sleep(0.02)
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.2)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    thread = signalled_twice(ready, signal.SIGTERM)
     assert launched(starts + logs((1, STEP))) == 128 + signal.SIGTERM
     thread.join()
     assert "verl-fuse: SIGTERM: verl had ended, or ended by itself, with exit code 0\n" in capfd.readouterr().err
