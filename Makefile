@@ -14,6 +14,8 @@ endif
 # The demo: short runs of a recipe in which something pays.
 DEMO := trainer.total_training_steps=16 trainer.val_before_train=false trainer.test_freq=-1 \
   actor_rollout_ref.actor.use_kl_loss=false fuse.preset=fast
+# A stock step of the published model takes two minutes.
+DEMO_REAL := trainer.total_training_steps=4 trainer.val_before_train=false trainer.test_freq=-1 fuse.preset=fast
 
 RUNS := $(or $(VERL_FUSE_HOME),runs)
 
@@ -24,7 +26,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-real demo test test-long lint bench gpu-pack upstream docs clean
+.PHONY: help setup setup-real demo demo-real test test-long lint bench gpu-pack upstream docs clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /make \1	/' | expand -t 16
@@ -46,11 +48,19 @@ setup-real: setup  ## Install what the recipes of a published language model nee
 	$(PIP) --no-deps --no-build-isolation --require-hashes --requirement ci/real.txt
 
 demo: setup  ## Train GRPO on stock verl, in observe mode, and with what pays on, on a CPU, and compare
-	@mkdir -p $(RUNS)
-	$(BIN)/verl-fuse ab grpo-cpu $(DEMO) --baseline both --html $(RUNS)/demo.html
+	@mkdir -p "$(RUNS)"
+	$(BIN)/verl-fuse ab grpo-cpu $(DEMO) --baseline both --html "$(RUNS)/demo.html"
 	@echo "Timeline: $(RUNS)/grpo-cpu-ab-fused/timeline.html"
 	@echo "Comparison: $(RUNS)/demo.html"
 	@echo "Next, for a script of yours: $(BIN)/verl-fuse check --script run.sh"
+
+demo-real:  ## The same of a published language model of 135 M parameters (30 minutes)
+	@$(PYTHON) -m ci.room "$(RUNS)"
+	@$(MAKE) --no-print-directory setup-real
+	@mkdir -p "$(RUNS)"
+	$(BIN)/verl-fuse ab grpo-smollm2-cpu $(DEMO_REAL) --baseline both --html "$(RUNS)/demo-real.html"
+	@echo "Timeline: $(RUNS)/grpo-smollm2-cpu-ab-fused/timeline.html"
+	@echo "Comparison: $(RUNS)/demo-real.html"
 
 test: setup  ## Run every test: unit, contracts, golden, integration (two at a time)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 20

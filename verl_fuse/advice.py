@@ -7,7 +7,8 @@ Invariants (tests/unit/test_advice.py):
 - of two features that verl-fuse refuses together, the one that gains more is advised; so it is of two that are
 settings of one switch;
 - advised features gain something beside each other, and one total is told of them;
-- observe mode, which every feature includes, is the baseline of features, not stock verl.
+- observe mode, which every feature includes, is the baseline of features, not stock verl;
+- keys that a prediction assumes are advised with its feature.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -174,7 +175,9 @@ def advise(
     words. `observed` tells the predicted effect of observe mode, `switch` are overrides that switch observe mode on
     where it is off."""
     names = tuple(gain.feature for gain in chosen)
-    overrides = (*switch, *dict.fromkeys(override for name in names for override in features[name].overrides))
+    chosen_features = [features[name] for name in names]
+    keys = [*(one.overrides for one in chosen_features), *(one.assumed for one in chosen_features)]
+    overrides = (*switch, *dict.fromkeys(override for each in keys for override in each))
     named = ", ".join(f"{gain.feature} ({_amount(gain)})" for gain in chosen)
     none = f"switch no feature on: none is predicted to gain {LEAST_GAIN_SHARE:.0%} of a step"
     left_out = [gain for gain in gains if gain.worthwhile and gain.feature not in names]

@@ -68,3 +68,8 @@ class Feature:
     def overrides(self) -> tuple[str, ...]:
         """Return the overrides of verl's configuration that switch the feature on."""
         return tuple(f"fuse.{key}={written(value)}" for key, value in self.keys.items())
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Return the overrides that predictions of the feature assume beside those: the keys of the preset `fast`."""
+        return tuple(f"fuse.{key}={written(value)}" for key, value in self.presets.get("fast", {}).items())

@@ -31,9 +31,9 @@ def _elastic(run: "Recording") -> "Saving":
         base = begin(step, timing).advance().seconds
         faster.append(base - done.seconds)
         held.append(float(done.ends.sum()) / step.replicas - base)
-    gained = float(np.mean(faster))
+    gained, given = float(np.mean(faster)), max(0.0, -float(np.mean(held)) / run.seconds)
     note = "device time given back if every length had been known" + (f"; {-gained:.2f} s longer" if gained < 0 else "")
-    return Saving(note, max(0.0, gained), max(0.0, -float(np.mean(held)) / run.seconds), replayed=True)
+    return Saving(note, gained if given else max(0.0, gained), given, replayed=True)
 
 
 FEATURES = (

@@ -39,6 +39,9 @@ def _scaling(get: Get) -> Iterator[Refusal]:
     if get(f"{_BLOCK}.release") and get(key) is False and on_accelerators(get):
         allowed = f"{_BLOCK}.release=true needs true: a replica that keeps its memory gives no device back"
         yield Refusal(key, False, allowed)
+    if get(f"{_BLOCK}.release") and cut is not None and cut < 1:
+        allowed = f"{_BLOCK}.cut_fraction={cut:g} needs false: a prefill server alone cannot finish a request"
+        yield from required_if_set(get, {f"{ROLLOUT}.disaggregation.enabled": (False, allowed)})
     threshold = get("fuse.interstage.enabled") and get("fuse.interstage.migration_threshold")
     for key in ("scale", "release"):
         if get(f"{_BLOCK}.{key}") and threshold:

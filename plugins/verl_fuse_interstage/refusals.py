@@ -255,10 +255,11 @@ def _connector(get: Get) -> Iterator[Refusal]:
             "keeps none)"
         )
         yield Refusal(*((key, get(key)) if params is None else (TOLD, params)), allowed)
-    migrates = get("fuse.interstage.enabled") and get(THRESHOLD)
-    if migrates and "MooncakeStoreConnector" in str(plain(get(key))):
+    freeing = {THRESHOLD: "fuse.interstage.enabled", "fuse.elastic.release": "fuse.elastic.enabled"}
+    frees = [key for key, switch in freeing.items() if get(switch) and get(key)]
+    if frees and "MooncakeStoreConnector" in str(plain(get(key))):
         allowed = (
-            f"not with {THRESHOLD}: vLLM empties the whole Mooncake store when one replica is freed, while others load "
+            f"not with {frees[0]}: vLLM empties the whole Mooncake store when one replica is freed, while others load "
             "from it"
         )
         yield Refusal(key, get(key), allowed)

@@ -40,7 +40,8 @@ CONTRACTS: tuple[Contract, ...] = (
         ".num_microbatches_with_partial_activation_checkpoints .no_sync_func .grad_sync_func "
         ".finalize_model_grads_func .deallocate_pipeline_outputs .pipeline_dtype .sequence_parallel "
         "megatron.core.transformer.transformer_config:TransformerConfig.calculate_per_token_loss .fp8 .hidden_size "
-        ".fine_grained_activation_offloading"
+        ".fine_grained_activation_offloading .num_moe_experts "
+        "megatron.core.transformer.moe.moe_utils:MoEAuxLossAutoScaler.set_loss_scale() .main_loss_backward_scale"
     ),
     *config(f"{t.MEGATRON_YAML} tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size"),
     *config(f"{t.MEGATRON_YAML} expert_model_parallel_size dynamic_context_parallel use_megatron_fsdp qat.enable"),

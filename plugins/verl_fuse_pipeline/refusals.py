@@ -20,6 +20,15 @@ _OFF = {
     "use_megatron_fsdp": (False, "false"),
     "qat.enable": (False, "false"),
     "router_replay.mode": ("disabled", "disabled"),
+    "override_transformer_config.fp8": (None, "null: it pads micro-batches by rules of its own"),
+    **{
+        f"override_transformer_config.{name}": (value, f"{said}: Megatron's own schedules alone do it")
+        for name, value, said in (
+            ("defer_embedding_wgrad_compute", False, "false"),
+            ("fine_grained_activation_offloading", False, "false"),
+            ("num_microbatches_with_partial_activation_checkpoints", None, "null"),
+        )
+    },
 }
 
 

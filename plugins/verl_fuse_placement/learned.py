@@ -108,6 +108,9 @@ def step_parts(timeline: Timeline) -> StepParts | None:
     stages = totals((span.name, span.seconds) for span in timeline.on(STEP))
     replicas = {s.track for s in timeline.spans if role(s.track) == REPLICA and s.name == REQUEST}
     (update, _), (values, ranks) = _critic(timeline, UPDATE_CRITIC), _critic(timeline, VALUES)
+    # A checkpoint waits for the update of its own step, beside which another one of the step before may have ended.
+    updates = sum(role(span.track) == LANE and span.name == UPDATE_CRITIC for span in timeline.spans)
+    update /= max(1, updates)
     if not (replicas and update and values and stages.get(GENERATION)):
         return None
     apart = (GENERATION, VALUES, WAIT_FOR_CRITIC, UPDATE_CRITIC)

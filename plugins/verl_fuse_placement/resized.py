@@ -11,6 +11,7 @@ Invariants (tests/integration/test_resized_checkpoint.py):
 """
 
 import functools
+import logging
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from verl_fuse.errors import FuseError
+
+logger = logging.getLogger(__name__)
 
 _MODEL, _OPTIMIZER, _EXTRA = ("model", "optim", "extra_state")
 
@@ -44,12 +47,21 @@ def resized_worker_class(base: type) -> type:
 
 
 def written_by(folder: Path, ranks: int) -> int | None:
-    """Return the number of ranks that wrote the checkpoint, None where it is `ranks`."""
-    found = {int(re.findall(r"\d+", file.name)[0]) for file in folder.glob(f"{_MODEL}_world_size_*_rank_0.pt")}
+    """Return the number of ranks that wrote the checkpoint, None where it is `ranks`. verl leaves files there that an
+    earlier run wrote with another number: the newest are read. A FuseError where times do not tell them apart."""
+    times: dict[int, list[int]] = {}
+    for file in folder.glob("*_world_size_*_rank_*.pt"):
+        times.setdefault(int(re.findall(r"\d+", file.name)[0]), []).append(file.stat().st_mtime_ns)
+    found = sorted(times, key=lambda wrote: max(times[wrote]))
     if len(found) > 1:
-        # verl leaves the files of an earlier run there, and no name tells which files are newer.
-        raise FuseError(f"{folder}: a checkpoint of {sorted(found)} ranks; needs the files of one run alone")
-    return None if found <= {ranks} else found.pop()
+        older, newest = (times[wrote] for wrote in found[-2:])
+        if min(newest) <= max(older) or len(newest) % found[-1]:
+            why = "a copy without its times, or a save that broke off: move the files of one number away"
+            raise FuseError(
+                f"{folder}: a checkpoint of {sorted(found)} ranks; needs one set newer than the other ({why})"
+            )
+        logger.warning("%s: saved by %s ranks, in turn; the files of %d are read", folder, found, found[-1])
+    return None if not found or found[-1] == ranks else found[-1]
 
 
 def resize(source: Path, wrote: int, target: Path, engine: Any, rank: int, ranks: int) -> None:

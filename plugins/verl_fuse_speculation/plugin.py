@@ -1,6 +1,7 @@
 """Hooks of the plugin `speculation`."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
 from verl_fuse.spec.composed import Get, getter, on_accelerators
 from verl_fuse.spec.contract import Contract
-from verl_fuse.spec.events import Event, SetUp, StepBegun
+from verl_fuse.spec.events import Event, SetUp, StageBegun, StepBegun
 from verl_fuse.spec.step import Refusal
-from verl_fuse.spec.timeline import REQUEST, Timeline
+from verl_fuse.spec.timeline import REQUEST, UPDATE_WEIGHTS, Timeline
 from verl_fuse_speculation.config import SpeculationConfig
 from verl_fuse_speculation.contracts import CONTRACTS
 from verl_fuse_speculation.engine import GRAPHS, engine_arguments
@@ -38,6 +39,8 @@ class SpeculationPlugin:
         self._heard: set[str] = set()
         self._generated: set[str] = set()
         self._unheard = 0
+        # The step's rollout is over by then (Unix seconds): engines sleep, and what follows is validation.
+        self._over = math.inf
 
     @hookimpl
     def fuse_config(self) -> type:
@@ -90,7 +93,10 @@ class SpeculationPlugin:
                 # These passes belong to the run that this run goes on from.
                 while self._news():
                     pass
+            case StageBegun(name=name, time=time) if name == UPDATE_WEIGHTS:
+                self._over = time
             case StepBegun(step=step) if self._passes is not None:
+                self._over = math.inf
                 try:
                     say_step(self._passes.folder, step)
                 except OSError as error:
@@ -116,7 +122,9 @@ class SpeculationPlugin:
         self._generated |= {
             span.track for span in timeline.spans if span.name == REQUEST and span.args.get("response_tokens")
         }
-        return speculation_metrics([passes[passes["step"] == timeline.step] for passes in found.values()])
+        return speculation_metrics(
+            [passes[(passes["step"] == timeline.step) & (passes["time"] <= self._over)] for passes in found.values()]
+        )
 
     def _listen(self) -> None:
         """Warn of drafters that left nothing, a step after their replicas generated: files may take their time."""

@@ -5,7 +5,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_fuse.feature import Feature, Fits, PresetName
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, has_critic, has_reference, no_critic
+from verl_fuse.spec.composed import (
+    ACTOR,
+    CRITIC,
+    MODEL,
+    ROLLOUT,
+    Get,
+    has_critic,
+    has_few_zeros,
+    has_reference,
+    no_critic,
+)
 from verl_fuse.spec.micro_batches import MICRO_BATCHES, MicroBatchKeys
 from verl_fuse.spec.timeline import (
     DEFER_CRITIC,
@@ -23,10 +33,6 @@ if TYPE_CHECKING:
 # With a prompt limit below this part of the response limit there is little to share; no run was measured there.
 SHORT = 8
 _COMPUTED: Mapping[PresetName, Mapping[str, Any]] = {"safe": {}, "fast": {"update.metrics": "computed"}}
-
-
-def _with_a_critic(get: Get) -> str | None:
-    return "a critic's advantages are hardly ever 0" if has_critic(get) else None
 
 
 def _balanced_anyway(get: Get) -> str | None:
@@ -223,7 +229,7 @@ FEATURES = (
         "zero_gradient",
         {"update.skip_zero_gradient": True},
         presets=_COMPUTED,
-        idle=_with_a_critic,
+        idle=has_few_zeros,
         measured=1.23,
         strategy="zero_gradient",
         saving=_zero_gradient,

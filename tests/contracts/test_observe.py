@@ -264,14 +264,6 @@ def test_the_next_step_does_not_wait_for_the_pages_of_the_last(tmp_path: Path):
     assert written == [1, 2]
 
 
-def test_a_fault_in_the_index_reaches_the_driver(start: Callable[..., Emit], tmp_path: Path):
-    emit = start()
-    (tmp_path / "timeline/steps.json").write_text("[1]")
-    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={}, metrics={})
-    with pytest.raises(FuseError, match=r"steps\.json: .*move it away"):
-        emit(StepEnded, 2, 28.0, timeline=timeline(2), samples=32, lengths={}, metrics={})
-
-
 def test_events_before_setup_are_a_fault(hook: Any):
     with pytest.raises(FuseError, match="event StepBegun of step 1 came before SetUp"):
         hook.fuse_event(event=StepBegun(1, 0.0))

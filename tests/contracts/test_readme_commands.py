@@ -181,10 +181,16 @@ def test_a_command_runs(command: str, given: dict[str, str], tmp_path: Path, mon
     assert result.output
 
 
-def test_the_demo_s_runs_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("variable", "recipe", "steps"), [("DEMO", "grpo-cpu", 16), ("DEMO_REAL", "grpo-smollm2-cpu", 4)]
+)
+def test_a_demo_s_runs_are_accepted(
+    variable: str, recipe: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
-    makefile = (REPO / "Makefile").read_text()
-    (demo,) = re.findall(r"^DEMO := (.*)", makefile.replace("\\\n", " "), re.MULTILINE)
-    runs = plan_runs(find_recipe("grpo-cpu"), demo.split(), tmp_path, "both")
-    assert [run.config.trainer.total_training_steps for run in runs.values()] == [16, 16, 16]
+    makefile = (REPO / "Makefile").read_text().replace("\\\n", " ")
+    (settings,) = re.findall(rf"^{variable} := (.*)", makefile, re.MULTILINE)
+    assert f"ab {recipe} $({variable}) " in makefile
+    runs = plan_runs(find_recipe(recipe), settings.split(), tmp_path, "both")
+    assert [run.config.trainer.total_training_steps for run in runs.values()] == [steps] * 3
     assert "fuse.preset=fast" in shlex.join(runs["fused"].command)

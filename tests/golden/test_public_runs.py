@@ -32,7 +32,7 @@ ON = {
     "update.share_prompts": 83,
     "elastic.enabled": 113,
     "interstage.enabled": 87,
-    "update.skip_zero_gradient": 69,
+    "update.skip_zero_gradient": 54,
     "update.skip_old_log_prob": 71,
     "update.skip_values": 2,
     "pipeline.enabled": 1,

@@ -524,8 +524,8 @@ def test_a_group_is_complete_with_the_samples_that_its_prompt_asked_for(buffer, 
     from verl_fuse.host.rollout.watch import RolloutObserver, RolloutWatch
 
     prompt = {"is_prompt": True, "global_steps": 1}
-    tags = [{**prompt, "status": status} for status in ("finished", "finished", "finished", "running")]
-    tq.kv_batch_put(keys=["u0", "u1", "u2", "u3"], partition_id="train", tags=tags)
+    tags = [{**prompt, "status": status} for status in ("finished", "finished", "finished", "running", "failure")]
+    tq.kv_batch_put(keys=["u0", "u1", "u2", "u3", "u4"], partition_id="train", tags=tags)
     waits, forgotten = [], []
 
     class Waiting(RolloutObserver):
@@ -538,13 +538,15 @@ def test_a_group_is_complete_with_the_samples_that_its_prompt_asked_for(buffer, 
     watch = RolloutWatch(buffer, 0.01, 60.0)
     watch.observers.append(Waiting())
     watch.look()
-    complete = watch.complete({"u0": 2, "u1": 3, "u2": 1, "u3": 2}.__getitem__)
+    asked = {"u0": 2, "u1": 3, "u2": 1, "u3": 2, "u4": 4}
+    complete = watch.complete(asked.__getitem__)
     assert {uid: [sample.key for sample in found] for uid, found in complete.items()} == {"u0": ["u0_0_0", "u0_1_0"]}
+    assert watch.missing(asked.__getitem__) == {"u1": 1, "u4": 4}, "u3 may still have another"
     watch.submitted(get_tensordict({"uid": ["v"], "raw_prompt": [[{"role": "user", "content": "Add."}]]}))
     tq.kv_batch_put(keys=["v", "w"], partition_id="val", tags=[{**prompt, "status": s} for s in ("pending", "failure")])
     buffer._wait_for_next_poll("val", 0.0)
     tq.kv_clear(partition_id="val", keys=["v", "w"])
-    assert waits == [({"u3": "", "v": '"Add."'}, 1)]
+    assert waits == [({"u3": "", "v": '"Add."'}, 2)]
     watch.begin_step()
     assert forgotten == [1]
 

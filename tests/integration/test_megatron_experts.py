@@ -42,7 +42,8 @@ def test_copies_have_all_experts_however_they_are_cut(folder: Path):
     with Ranks(RANKS) as ranks:
         found = ranks.call(taken, folder)
     for rank in found:
-        left, whole = rank.pop("left")
+        left, whole, biases = rank.pop("left")
         assert left == whole, "each element once"
-        assert {layout: different for layout, (different, _) in rank.items()} == {layout: [] for layout in rank}
-        assert all(parts > 10 for _, parts in rank.values())
+        assert biases == 4 * 2, "of four experts in two layers"
+        assert {layout: different for layout, (different, *_) in rank.items()} == {layout: [] for layout in rank}
+        assert all(parts > 10 and biased for _, parts, biased in rank.values())

@@ -103,6 +103,41 @@ def test_a_fused_program_is_bitwise_megatrons_own_1f1b(
     assert ranks.call(compared, schedule, tp, options, False) == [[]] * 4
 
 
+def loss_scales(world: World) -> list[float]:
+    """Return the scale of routers' losses in the backward passes of two models that take turns."""
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    from verl_fuse_pipeline.megatron import stage
+
+    view, seen, turns = open_view("actor", False, 1, 4), [], iter((2.0, 8.0))
+
+    def forward(*_: Any, **__: Any) -> tuple[torch.Tensor, int]:
+        MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1) / next(turns))
+        return torch.zeros(1), 0
+
+    def backward(*_: Any) -> None:
+        seen.append(float(MoEAuxLossAutoScaler.main_loss_backward_scale))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
+        patch.setattr(stage, "forward_step", forward)
+        patch.setattr(stage, "backward_step", backward)
+        models: list[Any] = [gpt(view, seed) for seed in (0, 1)]
+        for model in models:
+            model.config.num_moe_experts = 4
+        calls = [stage.ForwardBackwardCall(step, iter(()), [model], 1) for model in models]
+        taking_turns = [stage.MegatronStage(view, call, [MESSAGE], CPU) for call in calls]
+        for each in taking_turns:
+            each.forward(0, None)
+        for each in taking_turns:
+            each.backward(0, None)
+    return seen
+
+
+def test_the_losses_of_routers_are_scaled_by_their_own_model_s_micro_batches(ranks: Ranks):
+    assert ranks.call(loss_scales) == [[0.5, 0.125]] * 4
+
+
 def test_a_wrong_micro_batch_is_seen_in_every_stage_of_its_model(ranks: Ranks):
     found = ranks.call(compared, fused_schedule(1, 4, 4, 4), 1, {}, True)
     assert all(different for different in found)

@@ -10,7 +10,7 @@ import pytest
 
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.plan.finished_plan import PlanRequest, make_plan
-from verl_fuse.plan.overrides import command_line, feature_overrides, workload_overrides
+from verl_fuse.plan.overrides import command_line, feature_overrides, path_overrides, workload_overrides
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model_names import model_named
@@ -38,13 +38,12 @@ tokenizer = build_tokenizer()
 tokenizer.save_pretrained(model)
 build_model(tokenizer).save_pretrained(model)
 paths = [f"actor_rollout_ref.model.path={model}", f"critic.model.path={model}"]
-paths += ["actor_rollout_ref.rollout.name=vllm", "reward.reward_model.rollout.name=vllm"]
 searchpath = "hydra.searchpath=[pkg://verl.trainer.config,pkg://verl_fuse.host.config]"
 
 
 def composed(arguments):
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=[searchpath, *paths, *arguments])
+        config = compose("ppo_trainer", overrides=[searchpath, *arguments, *paths])
     OmegaConf.resolve(config)
     return config
 
@@ -123,12 +122,13 @@ def test_plans_compose_and_pass_verls_checks(tmp_path):
         case = " ".join((name, strategy, *features))
         file = tmp_path / f"{case}.json"
         plan.write(file)
+        needed = path_overrides(workload)
         trained = {**workload_overrides(workload), **feature_overrides(plan)}
         overrides = {**trained, **plan.overrides}
         started = {key: plan.overrides[key] for key in ("trainer.nnodes", "trainer.n_gpus_per_node")}
         plans[case] = {
-            "arguments": command_line(strategy, overrides),
-            "bare": command_line(strategy, {**trained, **started}),
+            "arguments": command_line(strategy, {**needed, **overrides}),
+            "bare": command_line(strategy, {**needed, **trained, **started}),
             "overrides": overrides,
             "file": str(file),
         }

@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from omegaconf import OmegaConf
+from hydra.types import RunMode
+from omegaconf import OmegaConf, open_dict
 
 pytest.importorskip("verl")
 from verl_fuse.host.start import settings
@@ -113,6 +114,10 @@ def test_a_run_is_finished_at_its_last_step_and_not_before(tmp_path, capsys, ste
         Preflight().on_job_start(config)
     assert ended.value.code == code
     assert "nothing is left to do" in capsys.readouterr().err
+    with open_dict(config):
+        config.hydra = {"mode": RunMode.MULTIRUN}
+    Preflight().on_job_start(config)
+    assert "nothing is left to do" in capsys.readouterr().err, "the other jobs go on"
 
 
 def test_data_and_checkpoint_are_looked_at_in_the_driver(tmp_path, capsys):

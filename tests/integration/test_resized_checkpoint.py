@@ -3,6 +3,7 @@
 Real TrainingWorkers on FSDP2, gloo processes. Shows the invariants of plugins/verl_fuse_placement/resized.py.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,14 +63,24 @@ def test_everything_is_what_was_saved(folder: Path, written: dict[str, dict], re
         assert copies[name] == pytest.approx(whole[name], rel=1e-3, abs=1e-5)
 
 
-def test_the_ranks_that_wrote_a_checkpoint_are_counted(tmp_path: Path):
+def test_the_ranks_that_wrote_a_checkpoint_last_are_counted(tmp_path: Path, caplog):
     from verl_fuse_placement.resized import written_by
 
     assert written_by(tmp_path, 2) is None, "nothing to load: verl says so"
     for rank in range(4):
         (tmp_path / f"model_world_size_4_rank_{rank}.pt").touch()
     assert (written_by(tmp_path, 4), written_by(tmp_path, 2)) == (None, 4)
-    (tmp_path / "model_world_size_1_rank_0.pt").touch()
-    for ranks in (1, 2):
-        with pytest.raises(FuseError, match=r"a checkpoint of \[1, 4\] ranks; needs the files of one run alone"):
-            written_by(tmp_path, ranks)
+    # A run that chose another number went back to an earlier step, and saved this one again.
+    for rank in range(4):
+        os.utime(tmp_path / f"model_world_size_4_rank_{rank}.pt", (1, 1))
+    for rank in range(2):
+        (tmp_path / f"model_world_size_2_rank_{rank}.pt").touch()
+    assert (written_by(tmp_path, 2), written_by(tmp_path, 1), written_by(tmp_path, 4)) == (None, 2, 2)
+    assert "saved by [4, 2] ranks, in turn; the files of 2 are read" in caplog.text
+    os.utime(tmp_path / "model_world_size_4_rank_3.pt", (2**32, 2**32))
+    with pytest.raises(FuseError, match=r"a checkpoint of \[2, 4\] ranks; needs one set newer than the other"):
+        written_by(tmp_path, 2)
+    os.utime(tmp_path / "model_world_size_4_rank_3.pt", (1, 1))
+    (tmp_path / "model_world_size_2_rank_1.pt").unlink()
+    with pytest.raises(FuseError, match="a save that broke off"):
+        written_by(tmp_path, 4)

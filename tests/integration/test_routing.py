@@ -235,6 +235,9 @@ def test_prompts_that_a_running_step_asks_for_are_added_to_its_plan(manager, spa
     # A discarded group is not waited for, an added one is.
     views = routed.routing.annotate(routed.replicas.views(), finished("a_2_0", "d_0_0"), {"b": [5, 5, 5, 5]})
     assert [(view.assigned, view.unfinished) for view in views] == [(4, 4), (4, 3), (8, 7)]
+    # Of `a` nothing more comes: an agent raised.
+    routed.routing.add(prompts("f"), policies, finished("a_2_0"), {}, {"a": 3})
+    assert policy.running[-1] == {1: {"d": 4}, 2: {"b": 4, "e": 4}}
     routed.routing.begin_step()
     assert not routed.routing.prompts
 
@@ -265,6 +268,20 @@ def test_a_prompt_assigned_to_a_dead_replica_is_generated_elsewhere(manager, spa
     server = manager.get_replicas()[1].server_handle
     routed.rollout("ab", tokens=40, action=lambda: ray.get(server.kill_engine.remote()))
     assert served_by(spans()) == {"a": {"replica 2"}, "b": {"replica 0"}}
+
+
+def test_garbage_of_the_replica_a_prompt_is_assigned_to_is_found_out(collector, spans):
+    manager = CountingManager(2)
+    manager.reset()
+    routed = Routed(manager)
+    try:
+        routed.routing.plan(prompts("a"), guard(Policy({"a": 1})))
+        ray.get(manager.get_replicas()[1].server_handle.answer_garbage.remote())
+        outputs = routed.rollout("a", tokens=5)
+        assert all(output.log_probs == [-n / 1000 for n in range(2, 7)] for samples in outputs for (output,) in samples)
+        assert [view.routed for view in routed.replicas.views()] == [True, False]
+    finally:
+        ray.kill(manager.global_load_balancer)
 
 
 def test_replicas_that_are_not_needed_sleep_until_the_next_sync(manager, spans):

@@ -342,6 +342,21 @@ def test_a_validation_waits_for_what_is_still_under_way(untrained):
     assert untrained.parts[0].seen == [("settle",)]
 
 
+@pytest.mark.parametrize(("test_freq", "steps", "waits"), [(3, 9, True), (2, 9, False), (-1, 9, False), (-1, 3, True)])
+def test_a_step_that_is_validated_or_the_last_ends_when_nothing_is_under_way(
+    untrained, monkeypatch, test_freq, steps, waits
+):
+    untrained.config.trainer.test_freq, untrained.total_training_steps = test_freq, steps
+    for name in ("_require_replicas", "_sync_weights"):
+        monkeypatch.setattr(untrained, name, lambda *_: None)
+    untrained.replicas = Calls()
+    ended = []
+    monkeypatch.setattr(untrained.parts[0], "settle", lambda: ended.append(untrained.journal.step.end), raising=False)
+    untrained.on_step_end()
+    assert ended == ([0.0] if waits else []), "before the step's end is noted"
+    assert untrained.journal.step.end > 0
+
+
 # ---------------------------------------------------------------- director
 
 
@@ -382,10 +397,11 @@ def test_the_parts_are_told_what_is_discarded_and_asked_for_failures(director, i
     assert part.seen == [("discard", ["a_0_0"]), ("check",)]
 
 
-def watch(*keys):
+def watch(*keys, missing=None):
     finished = Finished()
     finished.update({key: tag(3) for key in keys})
-    return SimpleNamespace(finished=finished, groups=Groups(2, 0, 0), discarded={})
+    groups, found = Groups(2, 0, 0), missing or {}
+    return SimpleNamespace(finished=finished, groups=groups, discarded={}, missing=lambda samples_of: found)
 
 
 def prompts(**samples):
@@ -398,15 +414,15 @@ def prompts(**samples):
 
 def test_policies_see_the_rollout_and_their_decisions_are_carried_out(director, hook, replicas, inference):
     hook.decision, hook.keys = Migration((1,), cause="a test"), [["a_0_0"]]
-    director.look(watch("a_0_0", "b_0_0"))
+    director.look(watch("a_0_0", "b_0_0", missing={"b": 1}))
     polled, migrated = hook.events
-    assert (polled.view.step, polled.view.expected, polled.view.finished) == (3, 4, 2)
+    assert (polled.view.step, polled.view.expected, polled.view.finished, polled.view.unfinished) == (3, 4, 2, 1)
     assert [sample.key for sample in polled.view.ready] == ["a_0_0", "b_0_0"]
     assert ("free", [0], "a test") in replicas.seen
     assert list(migrated.survivors) == [1]
     assert list(migrated.freed) == [0]
     assert [call[1] for call in inference.seen if call[0] == "submit"] == [["a_0_0"]]
-    assert ("expect", 2, LengthTotals(2, 10, 6, 3), None) in replicas.seen
+    assert ("expect", 1, LengthTotals(2, 10, 6, 3), None) in replicas.seen
 
 
 @pytest.mark.parametrize(
@@ -464,7 +480,7 @@ def test_routing_is_asked_before_prompts_are_submitted(director, hook, replicas,
     batch = tu.get_tensordict({"uid": uids, "data_source": sources})
     seen = watch()
     director.submit(batch, seen)
-    assert director.routing.seen == [("submit", batch, director.policy, seen)]
+    assert director.routing.seen == [("submit", batch, director.policy, seen, {})]
     assert journal.step.sources == {"a": "math", "b": "code"}
     assert hook.events[-1].prompts == {"math": 1, "code": 1}
     assert replicas.seen == [("expect", 4)]

@@ -126,6 +126,7 @@ def test_what_is_advised_is_simulated_together_and_what_gains_nothing_then_is_le
     advice, together = advice_of_rows(rows, FEATURES, EXCLUDED, simulate)
     # 0.05 s of 10 s are less than one per cent.
     assert advice.features == ("zero_gradient", "old_log_prob")
+    assert advice.overrides[-1] == "fuse.update.metrics=computed"
     assert (together.strategy, together.seconds.mean, advice.saved) == ("zero_gradient+old_log_prob", 5.0, 5.0)
     assert len(asked) == len(set(asked)), "nothing is simulated twice"
     assert advice.sentence == (

@@ -30,7 +30,7 @@ PACKAGES = (
 
 # Lowest first. A module may import its own row and those above it in this list; the longest matching prefix decides.
 LAYERS = (
-    ("verl_fuse", "verl_fuse.errors", "verl_fuse.extras"),
+    ("verl_fuse", "verl_fuse.errors", "verl_fuse.free_memory", "verl_fuse.extras"),
     ("verl_fuse.spec",),
     ("verl_fuse.policy",),
     ("verl_fuse.cost",),

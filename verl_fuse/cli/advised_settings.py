@@ -4,12 +4,13 @@ and what is known of its effect on this run.
 Invariants (tests/unit/simulate/test_advise_command.py):
 - seconds and bytes are told only where the cost model has them, for devices that are named;
 - nothing is told of the effect on a run with features, whose stages are not verl's;
-- of sizes that cut this run's samples alike the smallest is advised.
+- of sizes that cut this run's samples alike the smallest is advised;
+- beside an advised value every budget of tokens holds the longest sequence.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from verl_fuse.simulate.recorded import Replay
 from verl_fuse.spec.block import written
 from verl_fuse.spec.composed import getter, product
 from verl_fuse.spec.model import Model
-from verl_fuse.tune.candidates import Candidate, candidates
+from verl_fuse.tune.candidates import Candidate, candidates, too_small
 from verl_fuse.tune.order import BETTER, ORDER, UNKNOWN, WORSE, guesses, rank
 from verl_fuse.tune.predicted import Effect, RecordedWork, effect, model_block
 from verl_fuse.tune.setting import Value
+from verl_fuse.tune.trial import Overrides, merged
 from verl_fuse.tune.wanted import ALLOWED, columns
 
 _EXPECTED = {BETTER: "faster", UNKNOWN: "unknown", WORSE: "slower"}
@@ -37,16 +39,13 @@ _EXPECTED = {BETTER: "faster", UNKNOWN: "unknown", WORSE: "slower"}
 
 @dataclass(frozen=True)
 class AdvisedSetting:
-    """A setting with the value to try first, what is expected of it, and its effect on the run (None: not known)."""
+    """A setting with the overrides of the value to try first, what is expected of it, and its effect on the run (None:
+    not known)."""
 
     candidate: Candidate
-    value: Value
+    overrides: Overrides
     expected: str
     effect: Effect | None
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        return self.candidate.overrides(self.value)
 
     @property
     def costs(self) -> tuple[str, ...]:
@@ -75,7 +74,7 @@ def advised_settings(
         for step in result.recorded
     ]
     run = RecordedWork(config, result.stages, steps, cache(partial(model_of, config)))
-    found = [_advised(each, None if on else run, cost) for each in candidates(config)]
+    found = [_advised(each, run, cost, predicts=not on) for each in candidates(config)]
     return sorted(found, key=lambda each: rank(each.candidate.setting.key))
 
 
@@ -89,9 +88,16 @@ def model_of(config: DictConfig, role: str) -> Model:
     return model.as_value_model() if role == "critic" else model
 
 
-def _advised(candidate: Candidate, run: RecordedWork | None, cost: CostModel | None) -> AdvisedSetting:
+def _advised(candidate: Candidate, run: RecordedWork, cost: CostModel | None, *, predicts: bool) -> AdvisedSetting:
+    def whole(value: Value) -> list[tuple[Candidate, Value]]:
+        """Return the value with those of budgets that do not hold the longest sequence beside it."""
+        with run.changed(candidate.changes(value)):
+            budgets = [(each, least) for each in candidates(run.config) if (least := too_small(each))]
+        return [(candidate, value), *budgets]
+
     def of(value: Value) -> Effect | None:
-        return None if run is None else effect(run, candidate.changes(value), cost)
+        changes = {key: new for each, one in whole(value) for key, new in each.changes(one).items()}
+        return effect(run, changes, cost) if predicts else None
 
     (value, hope), *others = guesses(candidate)
     found = of(value)
@@ -101,7 +107,8 @@ def _advised(candidate: Candidate, run: RecordedWork | None, cost: CostModel | N
     expected = _EXPECTED[hope]
     if found is not None and found.seconds is not None and found.seconds <= 0:
         expected = _EXPECTED[WORSE] if found.seconds else "as before"
-    return AdvisedSetting(candidate, value, expected, found)
+    overrides = reduce(merged, (each.overrides(one) for each, one in whole(value)))
+    return AdvisedSetting(candidate, overrides, expected, found)
 
 
 def measured_peak(run_dir: Path) -> int | None:

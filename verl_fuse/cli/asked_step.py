@@ -24,14 +24,20 @@ from verl_fuse.spec.block import nearest, quoted
 from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.composed import (
     ACTOR,
+    CRITIC,
+    FSDP_BLOCKS,
     MODEL,
+    REFERENCE,
     ROLLOUT,
     Get,
     getter,
     has_adapters,
     has_critic,
+    has_few_zeros,
     has_reference,
     is_count,
+    recomputes,
+    sequence_ranks,
 )
 from verl_fuse.spec.model_names import MODEL_NAMES, model_of_path, parts_of_name
 from verl_fuse.spec.workload import Workload
@@ -46,6 +52,8 @@ ZERO_GRADIENT = 0.2
 NOT_TOLD = ("actor", "critic", "reference", "reward", "prompt", "response", "zero_gradient")
 # The families whose models stand in for those of others, of the same size.
 ALIKE = ("qwen2.5", "qwen3", "llama-3.1")
+# Sizes of a layout, by their keys of Megatron.
+_LAYOUT = {"tp": "tensor_model", "pp": "pipeline_model", "ep": "expert_model"}
 # The median is this part of the limit.
 PART = 4
 _OPTIONS = {
@@ -53,7 +61,6 @@ _OPTIONS = {
     "max_num_batched_tokens": f"{ROLLOUT}.max_num_batched_tokens",
     "rollout_memory": f"{ROLLOUT}.gpu_memory_utilization",
     "rollout_tp": f"{ROLLOUT}.tensor_model_parallel_size",
-    "recompute": f"{MODEL}.enable_gradient_checkpointing",
 }
 
 
@@ -137,6 +144,21 @@ def _not_modelled(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
         yield f"{ACTOR}.strategy={quoted(strategy)} is simulated as fsdp"
     if "rollout_tp" not in options:
         yield f"{ROLLOUT}.tensor_model_parallel_size: the fastest of 1, 2, 4, 8 within a node is simulated"
+    devices = (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
+    for role in (ACTOR, *([CRITIC] if has_critic(get) else []), *([REFERENCE] if has_reference(get) else [])):
+        block = f"{role}.{'megatron' if get(f'{role}.strategy') == 'megatron' else FSDP_BLOCKS[role]}"
+        sizes = {name: get(f"{block}.{kind}_parallel_size") for name, kind in _LAYOUT.items()}
+        shards = get(f"{block}.fsdp_size")
+        sizes |= {"cp": sequence_ranks(get, role), "fsdp_size=": 1 if shards in (-1, devices) else shards}
+        if parts := [f"{name}{size}" for name, size in sizes.items() if size not in (None, 1)]:
+            yield f"layouts of training are the fastest that fit, not the run's {' '.join(parts)} of {role}"
+        for key in (f"{block}.{kind}_offload" for kind in ("param", "optimizer")):
+            if get(key):
+                yield f"{key}=true is not simulated"
+    if get(f"{REWARD_BLOCK}.enable") and get(f"{REWARD_BLOCK}.enable_resource_pool"):
+        yield f"{REWARD_BLOCK}.enable_resource_pool=true: its devices are not simulated"
+    if get("algorithm.filter_groups.enable"):
+        yield "algorithm.filter_groups: groups that are discarded are not simulated"
     for key in ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size"):
         if (get(f"{ROLLOUT}.{key}") or 1) > 1:
             yield f"{ROLLOUT}.{key}={get(f'{ROLLOUT}.{key}')} is not simulated"
@@ -158,7 +180,9 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
     get = getter(config)
     critic = has_critic(get)
     prompts, size = (_count(get, key) for key in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"))
-    assumed: dict[str, Any] = {} if critic else {"zero_gradient": ZERO_GRADIENT}
+    # Whatever the metric of filtered groups, rewards that it tells apart hardly ever are equal.
+    few = has_few_zeros(get) or get("algorithm.filter_groups.enable")
+    assumed: dict[str, Any] = {} if few else {"zero_gradient": ZERO_GRADIENT}
     minibatches = -(-prompts // size)
     while prompts % minibatches:
         # verl pads the last one; the simulator's are equal.
@@ -197,6 +221,7 @@ def _options(get: Get) -> dict[str, Any]:
         **options,
         "padded": not get(f"{MODEL}.use_remove_padding"),
         "engine": "megatron" if strategy == "megatron" else "fsdp",
+        "recompute": recomputes(get),
     }
 
 

@@ -3,6 +3,7 @@ nor a device."""
 
 import dataclasses
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -112,7 +113,8 @@ def plan(
         made.plan.write(out)
     overrides = all_overrides(workload, made)
     if verl:
-        typer.echo("\n".join(command_line(made.plan.strategy or "", overrides)))
+        # Words of a shell: it takes a block in braces apart.
+        typer.echo("\n".join(map(shlex.quote, command_line(made.plan.strategy or "", overrides))))
     elif as_json:
         print_json(as_data(made, overrides, out))
     else:

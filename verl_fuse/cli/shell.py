@@ -46,6 +46,8 @@ _MARK = re.compile(f"{_BEGIN}([^{_END}]*){_END}")
 _OC_ENV = re.compile(r"\$\{oc\.env:(\w+)\}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^]]*)\])?(\+?)=")
+# What is replaced in ${NAME/OLD/NEW}, everywhere with a second / before it; OLD may begin with a / of its own.
+_REPLACED = re.compile(r"""/(/?)(/?(?:\\.|'[^']*'|"[^"]*"|\$\{[^}]*\}|[^/])*)(?:/(.*))?""", re.DOTALL)
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]")
 # Blocks of verl's configuration: a command with such arguments trains with a trainer like verl's.
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|algorithm|trainer|critic|actor_rollout_ref)\.[\w.]+=")
@@ -406,23 +408,21 @@ class _Reader:
             if char == "\\":
                 yield raw[index + 1 : index + 2], True
                 index += 2
-            elif char == "'":
-                end = end_of_quote(raw, index)
+            elif char == "'" and (end := end_of_quote(raw, index)) > 0:
                 yield raw[index + 1 : end], True
                 index = end + 1
-            elif raw.startswith("$'", index):
-                end = end_of_quote(raw, index + 1)
+            elif raw.startswith("$'", index) and (end := end_of_quote(raw, index + 1)) > 0:
                 yield raw[index + 2 : end].encode().decode("unicode_escape"), True
                 index = end + 1
-            elif char == '"':
-                end = end_of_quote(raw, index)
+            elif char == '"' and (end := end_of_quote(raw, index)) > 0:
                 yield from self._quoted(raw[index + 1 : end])
                 index = end + 1
             elif char in "$`":
                 values, index = self._expansion(raw, index)
                 yield " ".join(values), False
             else:
-                following = re.compile(r"[\\'\"$`]").search(raw, index)
+                # A quote without an end is an apostrophe in a default.
+                following = re.compile(r"[\\'\"$`]").search(raw, index + 1)
                 end = following.start() if following else len(raw)
                 yield raw[index:end], True
                 index = end
@@ -434,7 +434,7 @@ class _Reader:
                 yield inner[index + 1].replace("\n", ""), True
                 index += 2
             elif inner[index] in "$`":
-                values, index = self._expansion(inner, index)
+                values, index = self._expansion(inner, index, quotes='"`')
                 if not values:
                     continue
                 for value in values[:-1]:
@@ -450,25 +450,22 @@ class _Reader:
         if empty and not inner:
             yield "", True
 
-    def _expansion(self, text: str, index: int) -> tuple[list[str], int]:
-        """Return (the values of the expansion at `index`, the index behind it)."""
-        if text[index] == "`":
-            end = end_of_quote(text, index)
+    def _expansion(self, text: str, index: int, quotes: str = "'\"`") -> tuple[list[str], int]:
+        """Return (the values of the expansion at `index`, the index behind it); `quotes` begin a quote in braces."""
+        # What has no end is text.
+        if text[index] == "`" and (end := end_of_quote(text, index)) > 0:
             return [_mark(text[index : end + 1])], end + 1
-        if text.startswith("$((", index):
-            end = closing(text, index + 2, ")")
+        if text.startswith("$((", index) and (end := closing(text, index + 2, ")")) > 0:
             return [self._arithmetic(text[index + 3 : end - 1])], end + 1
-        if text.startswith("$(", index):
-            end = closing(text, index + 2, ")")
+        if text.startswith("$(", index) and (end := closing(text, index + 2, ")")) > 0:
             return [_mark(text[index : end + 1])], end + 1
-        if text.startswith("${", index):
-            end = closing(text, index + 2, "}")
+        if text.startswith("${", index) and (end := closing(text, index + 2, "}", quotes)) > 0:
             values, joined = self._braced(text[index + 2 : end]), re.match(r"\*|\w+\[\*\]", text[index + 2 : end])
             return self._joined(values) if joined else values, end + 1
         if found := _PARAMETER.match(text, index + 1):
             values = self._value(found[0], "@" if found[0] in "@*" else None)
             return self._joined(values) if found[0] == "*" else values, found.end()
-        return ["$"], index + 1
+        return [text[index]], index + 1
 
     def _joined(self, values: list[str]) -> list[str]:
         """Return the one text that * makes of elements."""
@@ -479,14 +476,14 @@ class _Reader:
         """Return the value of a variable, or the elements of an array."""
         match name:
             case "@" | "*":
-                self.passes_arguments = True
+                self.passes_arguments |= not self._called
                 return list(self.arguments)
             case "#":
                 return [str(len(self.arguments))]
             case "0":
                 return [self.name]
         if name.isdigit():
-            self.passes_arguments = True
+            self.passes_arguments |= not self._called
             known = int(name) <= len(self.arguments)
             return [self.arguments[int(name) - 1]] if known else [_mark(name)]
         value = self._variables.get(name, self.environment.get(name))
@@ -507,6 +504,8 @@ class _Reader:
         """Return the values of ${inner}."""
         if inner.startswith("#") and len(inner) > 1:
             name, index, _ = _parameter(inner[1:])
+            if name in ("@", "*"):
+                return self._value("#")
             values = self._value(name, index)
             counts = index in ("@", "*")
             length = len(values) if counts else len(values[0])
@@ -517,10 +516,11 @@ class _Reader:
         values = self._value(name, index)
         if not rest:
             return values
-        part = re.fullmatch(r":\s*(\d+)", rest)
+        part = re.fullmatch(r":\s*(\d+)(?::\s*(\d+))?", rest)
         if part and (name in ("@", "*") or index in ("@", "*")):
-            # Arguments are counted from 1.
-            return values[max(0, int(part[1]) - (name in ("@", "*"))) :]
+            # Arguments are counted from 1, behind the script's name.
+            values, begin = [self.name, *values] if name in ("@", "*") else values, int(part[1])
+            return values[begin : begin + int(part[2])] if part[2] else values[begin:]
         missing = values == [_mark(name)] or (values == [""] and rest[0] == ":")
         word = rest.lstrip(":")[1:]
         match rest.lstrip(":")[:1]:
@@ -544,11 +544,10 @@ class _Reader:
         for sign in ("##", "#", "%%", "%"):
             if rest.startswith(sign):
                 return _stripped(value, self._text(rest.removeprefix(sign)), sign)
-        if rest[0] == "/":
-            old, _, new = rest.lstrip("/").partition("/")
-            pattern = self._text(old)
+        if found := _REPLACED.fullmatch(rest):
+            pattern = self._text(found[2])
             if not re.search(r"[*?\[]|^[#%]", pattern):
-                return value.replace(pattern, self._text(new), -1 if rest.startswith("//") else 1)
+                return value.replace(pattern, self._text(found[3] or ""), -1 if found[1] else 1) if pattern else value
         if rest in ("^^", ",,", "^", ","):
             first = len(rest) == 1
             change = str.upper if rest[0] == "^" else str.lower

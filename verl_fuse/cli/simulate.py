@@ -16,6 +16,7 @@ from verl_fuse.cli import interrupt
 from verl_fuse.cli.asked_step import STEP, AskedStep, asked_step
 from verl_fuse.cli.assumed import OPTIONS, read_options, read_settings
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of
+from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.policy import simulated_policy
 from verl_fuse.cli.progress import ProgressNotes
@@ -28,7 +29,7 @@ from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError, listed
 from verl_fuse.feature import Feature
 from verl_fuse.simulate.compare import Comparison, Estimate, StrategyResult
-from verl_fuse.simulate.options import SimulationOptions, features_of
+from verl_fuse.simulate.options import STOCK_METRICS, SimulationOptions, features_of
 from verl_fuse.simulate.stock import by_tensor_parallel
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
@@ -239,6 +240,12 @@ def preset_of(asked: AskedStep, options: SimulationOptions) -> tuple[dict[str, s
     drafts = {"speculation"} if options.acceptance is None else set[str]()
     simulated = [one.strategy for one in asked.chosen if one.strategy and one.strategy not in drafts]
     others = [one.switch for one in asked.chosen if one.strategy not in simulated]
+    keys = (keys for one in asked.chosen for name, keys in one.presets.items() if name == asked.preset)
+    given = select(asked.config, "fuse.update.metrics")
+    # A preset leaves a key that is set.
+    metrics = [given] if given is not None else [each.get("update.metrics") for each in keys]
+    if simulated and "computed" not in metrics:
+        simulated.append(STOCK_METRICS)
     but = f"; not simulated of it: {', '.join(others)}" if others else ""
     on = f"fuse.preset={asked.preset} switches on {', '.join(one.switch for one in asked.chosen) or 'nothing'}"
     return {asked.preset: "+".join(simulated) or "observe"}, (on + but,)

@@ -240,7 +240,10 @@ def judged(ending: child.Ending, log: Path, metrics: Path | None, limit: float) 
         return Outcome(
             "crashed", reason=f"ended after {len(run.timed)} steps: needs more than the {WARM_UP} of warm-up"
         )
-    return Outcome("measured", tuple(map(run.seconds, counted)), peak_bytes=run.peak_bytes)
+    mean, most = (run.metric(f"response_length/{fact}") for fact in ("mean", "max"))
+    lengths = tuple((mean.get(step, 0.0), most.get(step, 0.0)) for step in counted)
+    known = all(map(all, lengths))
+    return Outcome("measured", tuple(map(run.seconds, counted)), None, run.peak_bytes, lengths if known else ())
 
 
 def _memory_error(log: Path) -> str | None:

@@ -273,7 +273,10 @@ def _show(found: Answer, made: Sequence[Trial], minutes: float) -> None:
         predicted = "" if trial.predicted is None else f"{trial.predicted:.2f}"
         table.add_row(label, changes, predicted, escape(_result(trial.outcome)), _listed(costs))
     print_table(table)
-    typer.echo(f"{len(made)} trials in {minutes:.1f} minutes; seconds with their 95 % interval.")
+    typer.echo(
+        f"{len(made)} trials in {minutes:.1f} minutes; seconds with their 95 % interval. The verdict compares live "
+        "trials at equal lengths of their responses."
+    )
     if found.overrides:
         typer.echo("Overrides to paste:\n  " + " \\\n  ".join(map(shlex.quote, found.overrides)))
     prose.say(f"Verdict: {found.verdict}.")

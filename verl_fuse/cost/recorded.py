@@ -13,7 +13,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cost.model import Batch
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, getter, on_accelerators
+from verl_fuse.spec.composed import (
+    ACTOR,
+    CRITIC,
+    MODEL,
+    ROLLOUT,
+    Get,
+    getter,
+    has_critic,
+    on_accelerators,
+    recomputes,
+    sequence_ranks,
+)
 from verl_fuse.spec.micro_batches import MICRO_BATCHES
 from verl_fuse.spec.timeline import (
     GENERATION,
@@ -33,8 +44,7 @@ from verl_fuse.spec.timeline import (
     Timeline,
 )
 
-# The floors of a run are those of data-parallel calls over the batch once: keys that are 1 then, and with Megatron.
-_ONE = ("ppo_epochs", "ulysses_sequence_parallel_size")
+# The floors of a run are those of data-parallel calls over the batch once: keys of Megatron that are 1 then.
 _ONE_OF_MEGATRON = tuple(f"megatron.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
 _STAGES = (GENERATION, *INFERENCE_STAGES, *TRAIN_STAGES, UPDATE_WEIGHTS)
 _NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -227,12 +237,22 @@ def run_of(
                 f"run {name!r}: {key}={value}; the floors of a run need actor and critic on all ranks, one after the "
                 "other: take a run without it"
             )
-    megatron = OmegaConf.select(config, f"{ACTOR}.strategy") == "megatron"
-    for key in (f"{ACTOR}.{name}" for name in (*_ONE, *(_ONE_OF_MEGATRON if megatron else ()))):
-        if (value := OmegaConf.select(config, key, default=1)) != 1:
-            raise FuseError(
-                f"run {name!r}: {key}={value}; the floors of a run need 1, a data-parallel call over the batch once"
-            )
+    get = getter(config)
+    roles = (ACTOR, CRITIC) if has_critic(get) else (ACTOR,)
+    for role in roles:
+        own = (
+            "ppo_epochs",
+            "ulysses_sequence_parallel_size",
+            *(_ONE_OF_MEGATRON if get(f"{role}.strategy") == "megatron" else ()),
+        )
+        ones = {f"{role}.{each}": OmegaConf.select(config, f"{role}.{each}", default=1) for each in own}
+        for key, value in {**ones, f"ranks that share a sequence of {role}": sequence_ranks(get, role) or 1}.items():
+            if value != 1:
+                raise FuseError(
+                    f"run {name!r}: {key}={value}; the floors of a run need 1, a data-parallel call over the batch once"
+                )
+    if len({get(f"{role}.ppo_mini_batch_size") for role in roles}) > 1:
+        raise FuseError(f"run {name!r}: {CRITIC}.ppo_mini_batch_size: the floors of a run need the actor's")
     prompts, mini, tp, samples = (
         _count(config, key)
         for key in (
@@ -264,10 +284,10 @@ def run_of(
         steps,
         budgets,
         bool(OmegaConf.select(config, f"{MODEL}.use_remove_padding")),
-        bool(OmegaConf.select(config, f"{MODEL}.enable_gradient_checkpointing")),
+        recomputes(get),
         tp,
-        requests_at_once(getter(config)),
-        masked=not on_accelerators(getter(config)),
+        requests_at_once(get),
+        masked=not on_accelerators(get),
     )
 
 

@@ -142,7 +142,9 @@ class FuseTrainer(FuseRun):
     def on_step_end(self) -> None:
         self._require_replicas()
         self._sync_weights(self.run_stage, super().on_step_end)
-        if self.global_steps >= self.total_training_steps:
+        validates = self.config.trainer.test_freq > 0 and self.global_steps % self.config.trainer.test_freq == 0
+        if validates or self.global_steps >= self.total_training_steps:
+            # Validation waits for it; until then it is time of the step.
             self.settle()
         self.replicas.readmit(self.global_steps)
         self.journal.step.end = self.journal.step.clock.now
@@ -181,7 +183,8 @@ class FuseTrainer(FuseRun):
             metrics.update(part.metrics)
         metrics.update(self.journal.metrics(timeline))
         metrics["fuse/inference_discarded"] = float(self.inference.discarded)
-        metrics["fuse/fallbacks"] = float(self.director.policy.fallbacks + failed)
+        self.director.policy.fallbacks += failed
+        metrics["fuse/fallbacks"] = float(self.director.policy.fallbacks)
         step = self.journal.step
         lengths = lengths_by_source(batch, step.sources)
         self.replicas.learn([pair for rows in lengths.values() for pair in rows])

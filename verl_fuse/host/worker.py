@@ -13,7 +13,6 @@ import ray
 from verl.single_controller.base.decorator import Dispatch, register
 
 from verl_fuse.host.record.spans import Recorder, remote_recorder
-from verl_fuse.spec.composed import getter
 from verl_fuse.spec.timeline import (
     OLD_LOG_PROB,
     RANK,
@@ -62,13 +61,9 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
     def export_whole(self: Any) -> list[Any]:
         """Return references to this rank's part of the actor's whole parameters in Ray's object store, see
         weights/exports.py."""
-        import torch
-
-        from verl_fuse.host.weights.computed import TORCH_DTYPES
         from verl_fuse.host.weights.exports import export_whole
 
-        dtype = TORCH_DTYPES.get(getter(self.config)("rollout.dtype"), torch.float32)
-        return export_whole(self.actor.engine, self.rank, self.world_size, dtype)
+        return export_whole(self.actor.engine, self.rank, self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def report_memory(self: Any) -> Any:

@@ -99,16 +99,16 @@ def workload_overrides(workload: Workload) -> dict[str, Setting]:
 
 
 def path_overrides(workload: Workload) -> dict[str, Setting]:
-    """Return placeholders for values that a plan cannot know: the paths of models and data."""
+    """Return what verl needs beside a plan: a rollout engine, and placeholders for the paths of models and data."""
 
     def model(of: Model) -> str:
         return f"/path/to/{of.name}"
 
-    found: dict[str, Setting] = {"actor_rollout_ref.model.path": model(workload.actor)}
+    found: dict[str, Setting] = {"actor_rollout_ref.model.path": model(workload.actor), f"{ROLLOUT}.name": "vllm"}
     if workload.critic is not None:
         found["critic.model.path"] = model(workload.critic)
     if workload.reward is not None:
-        found[f"{REWARD_BLOCK}.model_path"] = model(workload.reward)
+        found |= {f"{REWARD_BLOCK}.model_path": model(workload.reward), f"{REWARD_BLOCK}.rollout.name": "vllm"}
     return {**found, "data.train_files": "/path/to/train.parquet", "data.val_files": "/path/to/validation.parquet"}
 
 

@@ -12,6 +12,9 @@ from verl_fuse.spec.composed import ROLLOUT
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.step import VERL_POLL_INTERVAL
 
+# No strategy: beside `zero_gradient` and `old_log_prob`, metrics are verl's (fuse.update.metrics=stock), which need a
+# forward pass of every sample.
+STOCK_METRICS = "stock_metrics"
 SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "stock": frozenset(),
     "observe": frozenset({"observe"}),
@@ -110,7 +113,7 @@ def features_of(strategy: str, named: Mapping[str, str] = MappingProxyType({})) 
     """Return the features of a strategy, or of several with `+` between them; `named` has other names for strategies. A
     FuseError lists the strategies."""
     names = [name for part in strategy.split("+") for name in named.get(part, part).split("+")]
-    if not all(name in SIMULATED_STRATEGIES for name in names):
+    if not all(name in (*SIMULATED_STRATEGIES, STOCK_METRICS) for name in names):
         allowed = ", ".join(dict.fromkeys([*SIMULATED_STRATEGIES, *named]))
         raise FuseError(f"strategy={strategy!r}; allowed: {allowed}, or several with + between them")
-    return frozenset().union(*(SIMULATED_STRATEGIES[name] for name in names))
+    return frozenset().union(*(SIMULATED_STRATEGIES.get(name, {name}) for name in names))

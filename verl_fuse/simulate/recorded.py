@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/simulate/test_recorded.py):
 - a timeline made by the simulator is replayed to the seconds it had;
-- savings are never negative: what would not have helped is left as it was.
+- savings are never negative, except of seconds where device time is given back: what would not have helped is left as
+it was.
 
 A replica's decode time is fitted to the recorded requests: the seconds of a request are a start-up, and per token a
 step and a share for every sequence that ran at the time; two requests that started together share as many steps as the

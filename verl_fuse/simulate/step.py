@@ -20,7 +20,7 @@ from verl_fuse.simulate.copies import notes_of, update_of
 from verl_fuse.simulate.decided import SimulatedPolicy
 from verl_fuse.simulate.draw import DrawnLengths, draw
 from verl_fuse.simulate.generation import GenerationResult, generate
-from verl_fuse.simulate.options import SimulationOptions, features_of
+from verl_fuse.simulate.options import STOCK_METRICS, SimulationOptions, features_of
 from verl_fuse.simulate.pipeline import FusedTraining, fused_training
 from verl_fuse.simulate.placement import CRITIC_TRAIN, deferred, is_apart, placements
 from verl_fuse.simulate.shared_prompts import notes_of as notes_of_shared
@@ -36,6 +36,9 @@ from verl_fuse.timeline.tracks import totals
 
 UNROLLED = 3
 """Steps in a row where calls of two steps can overlap; the last one counts."""
+
+FORWARD = 1 / 3
+"""The forward pass takes this share of the time that a token takes in an update."""
 
 PLACEMENT_DRAWS = 2
 """Rows of steps on which the critic's placement is chosen; it then holds for other ones, as at run time."""
@@ -207,9 +210,10 @@ def _notes(
 
 def _left_out(features: frozenset[str], workload: Workload) -> Iterator[str]:
     if "zero_gradient" in features:
-        yield f"{workload.zero_gradient:.0%} of the samples have no gradient"
+        but = ", and a forward pass for their metrics" if STOCK_METRICS in features else ""
+        yield f"{workload.zero_gradient:.0%} of the samples have no gradient{but}"
     if "old_log_prob" in features and workload.old_log_prob:
-        of = ", of samples with a gradient" if workload.zero_gradient else ""
+        of = ", of samples with a gradient" if workload.zero_gradient and STOCK_METRICS not in features else ""
         yield f"old log-probs of {workload.minibatches - 1} of {workload.minibatches} mini-batches are needed{of}"
     if "values" in features and workload.critic is None:
         yield "no critic is trained"
@@ -229,9 +233,9 @@ def step_tasks(
 ) -> tuple[list[Task], GenerationResult]:
     """Return the tasks of one step with the lengths drawn for it."""
     # With metrics of what is computed, samples without a gradient need no old log-probs, whatever the loss trains.
-    passed = 1 - workload.zero_gradient
-    if "zero_gradient" not in features:
-        workload = replace(workload, zero_gradient=0.0)
+    passed = 1.0 if STOCK_METRICS in features else 1 - workload.zero_gradient
+    skipped = workload.zero_gradient * (1 - FORWARD if STOCK_METRICS in features else 1.0)
+    workload = replace(workload, zero_gradient=skipped if "zero_gradient" in features else 0.0)
     tokens = lengths.prompt + lengths.response
     batches = {
         c.name: shared_batch(lengths, workload.minibatches if c.kind == "train" else 1)

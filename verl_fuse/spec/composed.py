@@ -103,6 +103,17 @@ def has_critic(get: Get) -> bool:
     return get("algorithm.adv_estimator") == "gae" if enabled is None else bool(enabled)
 
 
+def has_few_zeros(get: Get) -> str | None:
+    """Return the reason why hardly any sample of the run has advantages of exactly 0; None where some may have."""
+    if has_critic(get):
+        return "a critic's advantages are hardly ever 0"
+    if get("algorithm.adv_estimator") in ("reinforce_plus_plus", "reinforce_plus_plus_baseline"):
+        return "advantages are whitened over the batch, and hardly ever 0"
+    if get("algorithm.filter_groups.enable") and get("algorithm.filter_groups.metric") == "reward":
+        return "groups of equal rewards are filtered out"
+    return None
+
+
 def no_critic(get: Get) -> str | None:
     """Return a reason to leave alone what changes a critic's work: there is no critic."""
     return None if has_critic(get) else "there is no critic"
@@ -129,6 +140,13 @@ def has_adapters(get: Get) -> bool:
 def has_reference(get: Get) -> bool:
     """Tell whether the run has a reference, by verl's rule (verl.trainer.ppo.utils.need_reference_policy)."""
     return bool(get("algorithm.use_kl_in_reward") or get("actor_rollout_ref.actor.use_kl_loss"))
+
+
+def recomputes(get: Get) -> bool:
+    """Tell whether the actor's update computes activations again; Megatron's engine has a key of its own."""
+    if get(f"{ACTOR}.strategy") == "megatron":
+        return get(f"{ACTOR}.megatron.override_transformer_config.recompute_granularity") == "full"
+    return bool(get(f"{MODEL}.enable_gradient_checkpointing"))
 
 
 def sequence_ranks(get: Get, role: str) -> int | None:

@@ -3,9 +3,11 @@
 Invariants (tests/unit/spec/test_run_config.py):
 - text under a key that names a secret, references to other keys excepted, the values of environment variables, and a
   password in an address are not written;
-- all other values are written, and read back unchanged; a value that YAML cannot express (a path) reads back as text.
+- all other values are written, and read back unchanged; a value that YAML cannot express (a path) reads back as text;
+- a variable of the run's environment that is not set where the file is read stays text.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,7 @@ _SECRET = re.compile(
 # Says where the value stands, as verl's lengths in tokens do, and is none itself.
 _REFERENCE = re.compile(r"\$\{(oc\.select:)?[\w.]+(,\s*\d+)?\}")
 _ENVIRONMENT = "env_vars"
+_VARIABLE = re.compile(r"(?<![\\{.:,])\$\{oc\.env:\s*(\w+)\s*\}")
 _PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
 # Keys that a stock run and a fused run need not share, and keys of a run's folder, name and number of steps.
 _MAY_DIFFER = (
@@ -84,12 +87,22 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _parse(text: str) -> DictConfig:
     try:
-        config = OmegaConf.create(yaml.safe_load(text))
+        config = OmegaConf.create(_unset_as_text(yaml.safe_load(text)))
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise FuseError(f"not a configuration: {' '.join(str(error).split())}") from error
     if not isinstance(config, DictConfig):
         raise FuseError("not a configuration: needs a block of keys")
     return config
+
+
+def _unset_as_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _unset_as_text(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_unset_as_text(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return _VARIABLE.sub(lambda found: found[0] if found[1] in os.environ else f"\\{found[0]}", value)
 
 
 def _without_secrets(value: Any, key: str = "") -> Any:

@@ -114,8 +114,9 @@ class RolloutView:
     """The rollout of `step` at one poll: `expected` samples in all, `finished` so far, `ready` finished and in no lane
     yet. Where a policy is asked for the lane of a model with workers of its own, `ready` are the samples that this lane
     has not had, and `lanes` is this lane alone. `complete`: samples of groups that are finished and have gone through
-    all streamed stages, where updates may be streamed; group after group, without groups that a lane trains on. Samples
-    of discarded groups (dynamic sampling) are in none of these; samples asked for in their place are expected."""
+    all streamed stages, where updates may be streamed; group after group, without groups that a lane trains on.
+    `missing` samples will not come: of groups whose rollout has ended without them (an agent raised). Samples of
+    discarded groups (dynamic sampling) are in none of these; samples asked for in their place are expected."""
 
     step: int
     elapsed: float
@@ -127,10 +128,11 @@ class RolloutView:
     lanes: tuple[LaneView, ...]
     replicas: tuple[ReplicaView, ...] = ()
     complete: tuple[Sample, ...] = ()
+    missing: int = 0
 
     @property
     def unfinished(self) -> int:
-        return self.expected - self.finished
+        return self.expected - self.finished - self.missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ _STEP_FILE = re.compile(r"step_(\d{6,})\.(json|perfetto\.json|html)")
 
 
 def prepare(run_dir: Path) -> None:
-    """Make sure that steps can be recorded in the folder: create the folder and try a file. Raises OSError, or
-    FuseError for a foreign index."""
+    """Make sure that steps can be recorded in the folder: create the folder and try a file. Raises OSError."""
     folder = run_dir / TIMELINE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / _SUMMARIES, _dump_summaries(_read_summaries(folder)))
@@ -172,7 +171,12 @@ def _read_summaries(folder: Path) -> list[StepSummary]:
     try:
         return load(path, _parse_summaries)
     except FuseError as error:
-        raise FuseError(f"{error}; move it away to start a new index") from error
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        # What a crash left, for example. No run ends for the sake of its index.
+        damaged = path.replace(path.with_name(f"{path.name}.damaged"))
+        warnings.warn(f"{error}; it is {damaged.name} now, and a new index begins", stacklevel=3)
+        return []
 
 
 def _parse_summaries(text: str) -> list[StepSummary]:

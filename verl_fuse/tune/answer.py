@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from verl_fuse.compare.intervals import Interval, mean
 from verl_fuse.compare.verdict import interval_text
+from verl_fuse.tune.lengths import at_equal_lengths
 from verl_fuse.tune.pairs import KEPT, Pairs, between, fastest, of_whole_steps, sure, whole_steps
 from verl_fuse.tune.trial import Overrides, Trial
 
@@ -63,7 +64,8 @@ def _finals(trials: Sequence[Trial]) -> list[tuple[Overrides, int, Pairs]]:
     """Return (overrides, turns, seconds of the base and of the finalist), step by step of the turns that both have; of
     replays the turns' mean, by the steps that they repeat."""
     finals = [trial for trial in trials if trial.turn and trial.measured]
-    replays = any(trial.replayed for trial in finals)
+    if not (replays := any(trial.replayed for trial in finals)):
+        finals = [trial for trial in at_equal_lengths(trials) if trial.turn and trial.measured]
     turns = {(trial.overrides, trial.turn): trial.outcome.seconds for trial in finals if trial.replayed == replays}
     found: dict[Overrides, list[Pairs]] = {}
     for (overrides, turn), seconds in turns.items():

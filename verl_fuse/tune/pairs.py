@@ -3,6 +3,7 @@ it is replayed on the same responses, so that what differs between steps is no n
 
 Invariants (tests/unit/tune/test_paired_trials.py):
 - live trials are compared with live ones, replayed ones with replayed ones, of the same number of steps first;
+- live trials are compared at equal lengths (lengths.py): each draws its own responses;
 - a gain counts where the 95 % interval of the ratio lies below 1; one of the same size whose interval does not is in
   doubt, and no gain yet.
 """
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from verl_fuse.compare.intervals import Interval, ratio
+from verl_fuse.tune.lengths import at_equal_lengths
 from verl_fuse.tune.trial import Overrides, Trial, same
 
 Pairs: TypeAlias = list[tuple[float, float]]
@@ -21,6 +23,8 @@ KEPT = 0.98
 
 def paired(trials: Sequence[Trial], one: Overrides, other: Overrides, *, replayed: bool = False) -> Pairs:
     """Return the seconds of both, step by step, of the trials outside the finals; none unless both were measured."""
+    if not replayed:
+        trials = at_equal_lengths(trials)
     first, second = (_series(trials, overrides, replayed) for overrides in (one, other))
     lengths = [length for length in first if length in second]
     pairs = [pair for length in lengths for pair in zip(first[length], second[length], strict=True)]

@@ -115,17 +115,18 @@ class Effect:
 
 @dataclass(frozen=True)
 class _Work:
-    """Of a stage and step: the samples as computed, updates, micro-batches of each on a rank, and whether activations
-    are computed again."""
+    """Of a stage and step: the samples as computed, updates, micro-batches of each on a rank, whether activations are
+    computed again, and how often the samples are gone through."""
 
     batch: Batch
     updates: int
     micro_batches: int
     recompute: bool
+    epochs: int
 
     @property
     def calls(self) -> int:
-        return self.updates * self.micro_batches
+        return self.updates * self.micro_batches * self.epochs
 
 
 def effect(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | None) -> Effect | None:
@@ -205,7 +206,8 @@ def _work(get: Get, stage: str, lengths: Ints) -> _Work | None:
     else:
         # Without flash attention a packed micro-batch is one sequence with a mask.
         computed = batch.masked(ranks * updates * count)
-    return _Work(computed, updates, count, recompute)
+    epochs = get(f"{role}.ppo_epochs") if stage in TRAIN_STAGES else None
+    return _Work(computed, updates, count, recompute, epochs or 1)
 
 
 def _updates(get: Get, role: str) -> int | None:
@@ -238,7 +240,7 @@ def _activations(run: RecordedWork, cost: CostModel, stage: str, work: _Work) ->
     """Return the bytes of a micro-batch's activations on a rank."""
     role, kind = MICRO_BATCHES[stage].role, "train" if stage in TRAIN_STAGES else "infer"
     layout = _layout(run.get, role)
-    part = work.batch.split(layout.dp * work.calls)
+    part = work.batch.split(layout.dp * work.updates * work.micro_batches)
     return cost.memory(run.models(role), kind, layout, microbatch=part, recompute=work.recompute).activations
 
 

@@ -3,9 +3,12 @@ then measures the finalists and the base again, in turn.
 
 Invariants (tests/unit/tune/test_tune_search.py):
 - the base is tried first, and ends the search where it is not measured;
-- a change is kept only where its trial can be told from one of the best so far; a gain in doubt is measured again with
-  more steps, after the good guesses and before all others;
-- no change is tried twice before the finals but one in doubt, and no key goes back to a value that it had;
+- a change is kept only where its trial can be told from one of the best so far; all that were not kept are looked at
+again after every trial;
+- a gain found beside an earlier best is measured anew beside the best at once, one in doubt once with more steps, after
+the good guesses and before all others;
+- no change is tried twice before the finals but a gain that is measured anew, and no key goes back to a value that it
+had;
 - while replays are possible, changes of the trained side alone are compared by replayed steps, all others by live ones;
 - finalists of the trained side alone are compared by replays of rollouts that the base records for them;
 - a trial that fails is a result; after one that was out of memory the next value of the same keys comes first;
@@ -18,8 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from verl_fuse.compare.intervals import Interval
 from verl_fuse.spec.block import key_of
 from verl_fuse.tune.candidates import Candidate, holds_longest, too_small
+from verl_fuse.tune.lengths import at_equal_lengths
 from verl_fuse.tune.order import BETTER, WORSE, Change, changes, guesses
 from verl_fuse.tune.pairs import KEPT, between, fastest, gains, paired, sure
 from verl_fuse.tune.table import on_trained_side
@@ -71,6 +76,10 @@ class Search:
         self._asked: set[frozenset[tuple[str, str]]] = set()
         # What was kept, the base first: each beside all before it.
         self._kept: list[Overrides] = [()]
+        # Changes that were measured, with their ratios to the best beside which they were measured last; those that
+        # were measured with more steps.
+        self._not_kept: dict[frozenset[tuple[str, str]], tuple[Change, Interval]] = {}
+        self._again: set[frozenset[tuple[str, str]]] = set()
         self.trials: list[Trial] = []
         self.interrupted = False
 
@@ -149,16 +158,17 @@ class Search:
         return None
 
     def _climb(self) -> None:
-        doubtful: list[tuple[float, Change]] = []
         reserve = self._reserve()
         while True:
             self._replays = self._replays and self._can_replay(self._steps)
             change, steps = self._next(), self._steps
-            if doubtful and (change is None or change.hope != BETTER or self._times(change)):
-                # The largest gain first.
-                doubtful.sort(key=lambda each: each[0])
-                change = doubtful.pop(0)[1]
-                steps = LONGER[0] * self._steps if self._is_replayed(change) else self._longer
+            if again := self._in_doubt(change):
+                change = again
+                if self._gained(change):
+                    self._again.add(_name(change))
+                    steps = LONGER[0] * self._steps if self._is_replayed(change) else self._longer
+                # Where it is not measured this time it is left.
+                del self._not_kept[_name(change)]
             if change is None:
                 return
             if not self._stands(change):
@@ -173,14 +183,41 @@ class Search:
             trial = self._tried(self._made_as(overrides, replayed), steps, replayed=replayed)
             if trial.outcome.kind != "out_of_memory":
                 self._attempts.update(change.keys)
-            if not trial.measured:
-                continue
-            best = self._made_as(self._kept[-1], replayed)
-            found = between(paired(self.trials, best, trial.overrides, replayed=replayed))
-            if sure(found):
-                self._kept.append(overrides)
-            elif gains(found) and steps == self._steps:
-                doubtful.append((found.value, change))
+            if trial.measured:
+                self._judge([*(each for each, _ in self._not_kept.values()), change])
+
+    def _judge(self, tried: Sequence[Change]) -> None:
+        """Keep the change of the largest gain, if one can be told from noise. Each trial sharpens the look at all."""
+        for change in tried:
+            if found := self._gained(change):
+                self._not_kept[_name(change)] = change, found
+        told = [(found.value, change) for change in tried if (found := self._gained(change)) and sure(found)]
+        if told:
+            _, kept = min(told, key=lambda each: each[0])
+            del self._not_kept[_name(kept)]
+            self._kept.append(self._changed(kept))
+            for name, (change, found) in self._not_kept.items():
+                # Another value of the same key was measured beside it already.
+                self._not_kept[name] = change, self._gained(change) or found
+
+    def _in_doubt(self, change: Change | None) -> Change | None:
+        """Return a change to measure anew before the next one: the largest gain that was found beside an earlier best,
+        or once there is no good guess left the largest in doubt that was not measured with more steps yet."""
+        gained = sorted(
+            ((found.value, each) for each, found in self._not_kept.values() if gains(found)), key=lambda each: each[0]
+        )
+        if earlier := [each for _, each in gained if not self._gained(each)]:
+            return earlier[0]
+        if change is not None and change.hope == BETTER and not self._times(change):
+            return None
+        return next((each for _, each in gained if _name(each) not in self._again), None)
+
+    def _gained(self, change: Change) -> Interval | None:
+        """Return the ratio of seconds with a change to those of the best so far, None unless both were measured."""
+        replayed = self._is_replayed(change)
+        best, changed = (self._made_as(each, replayed) for each in (self._kept[-1], self._changed(change)))
+        pairs = paired(self.trials, best, changed, replayed=replayed)
+        return between(pairs) if pairs else None
 
     def _reserve(self) -> float:
         """Return the seconds kept for the finals: of all turns, or of one finalist beside the base (which may first be
@@ -291,7 +328,9 @@ class Search:
                 return
             # Every other turn backwards: a machine that slows down steadily favours nobody.
             order = [(), *finalists[:number]][:: 1 if turn % 2 else -1]
-            made = [self._tried(overrides, self._longer, replayed=replayed, turn=turn) for overrides in order]
+            for overrides in order:
+                self._tried(overrides, self._longer, replayed=replayed, turn=turn)
+            made = at_equal_lengths(self.trials)[-len(order) :]
             left = sorted((trial for trial in made if trial.measured and trial.overrides), key=lambda each: each.mean)
             finalists = [trial.overrides for trial in left]
 

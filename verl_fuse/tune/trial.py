@@ -12,12 +12,14 @@ Overrides: TypeAlias = tuple[str, ...]
 @dataclass(frozen=True)
 class Outcome:
     """What became of a trial: the seconds of its steps after warm-up, none unless it is measured; a reason unless it
-    is; its memory peak on a device in bytes, None where it is not known."""
+    is; its memory peak on a device in bytes, None where it is not known; of each of those steps the mean and the
+    longest response in tokens, none where they are not known."""
 
     kind: Kind
     seconds: tuple[float, ...] = ()
     reason: str | None = None
     peak_bytes: int | None = None
+    lengths: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 import megatron.core.parallel_state as parallel_state
 import torch
 from megatron.core.pipeline_parallel.schedules import backward_step, deallocate_output_tensor, forward_step
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.utils import get_model_config, get_model_type
 
 from verl_fuse.errors import FuseError
@@ -69,6 +70,8 @@ class MegatronStage:
             self._last = parallel_state.is_pipeline_last_stage()
             self._context_ranks = parallel_state.get_context_parallel_world_size()
         self._saved: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        # By which the backward pass scales losses of routers of experts: one number for all models of the process.
+        self._loss_scale: torch.Tensor | None = None
         self._tokens = torch.zeros([], dtype=torch.int, device=device)
         self._unsynchronised = ExitStack()
 
@@ -103,6 +106,9 @@ class MegatronStage:
                 is_last_stage=self._last,
             )
         assert isinstance(made, torch.Tensor)
+        if self._config.num_moe_experts is not None:
+            scale: Any = MoEAuxLossAutoScaler.main_loss_backward_scale
+            self._loss_scale = scale.clone()
         self._tokens += tokens
         self._saved[microbatch] = received, made
         if self._last:
@@ -119,6 +125,8 @@ class MegatronStage:
 
     def backward(self, microbatch: int, received: torch.Tensor | None) -> torch.Tensor | None:
         entered, made = self._saved.pop(microbatch)
+        if self._loss_scale is not None:
+            MoEAuxLossAutoScaler.set_loss_scale(self._loss_scale)
         with self._view.active():
             gradient: Any = backward_step(entered, made, received, get_model_type(self._model), self._config)
         return gradient

@@ -77,9 +77,16 @@ def engine(world: World, folder: Path, layout: Any, content: dict[str, Any] | No
             for name, parameter in model.named_parameters():
                 parameter.copy_(torch.full_like(parameter, torch.nan) if ".experts." in name else own[name])
             for block in model.decoder.layers:
+                block.mlp.router.expert_bias.copy_(_bias(block))
                 _put_experts(block, content, layout.tp)
     described = SimpleNamespace(hf_config=config)
     return SimpleNamespace(module=[model], model_config=described, is_param_offload_enabled=False)
+
+
+def _bias(block: Any) -> Any:
+    import torch
+
+    return torch.arange(4.0) / 3 + block.layer_number
 
 
 def _put_experts(block: Any, content: dict[str, Any], tp: int) -> None:
@@ -126,13 +133,17 @@ def taken(world: World, folder: Path) -> dict[str, Any]:
         for layout in (Layout(tp=2, dp=2), Layout(dp=4), Layout(tp=2, pp=2), Layout(pp=2, dp=2, ep=2)):
             with View(str(layout)).active():
                 copy, meant = (engine(world, folder, layout, content) for content in (None, checkpoint))
+                for block in copy.module[0].decoder.layers:
+                    # As in a model in bfloat16 before its first pass.
+                    block.mlp.router.expert_bias.data = block.mlp.router.expert_bias.data.bfloat16()
                 parts = list(held_parts(copy))
                 names = {part.name for part in parts}
                 fill(parts, [shard for shard in shards if shard.name in names])
                 pairs = zip(copy.module[0].named_parameters(), meant.module[0].parameters(), strict=True)
-                found[str(layout)] = (
-                    [name for (name, ours), theirs in pairs if not torch.equal(ours, theirs)],
-                    len(parts),
-                )
-    found["left"] = sum(shard.data.numel() for shard in shards), sum(t.numel() for t in checkpoint.values())
+                different = [name for (name, ours), theirs in pairs if not torch.equal(ours, theirs)]
+                biased = [torch.equal(b.mlp.router.expert_bias, _bias(b)) for b in copy.module[0].decoder.layers]
+                found[str(layout)] = different, len(parts), all(biased)
+    biases = sum(shard.data.numel() for shard in shards if shard.name.endswith("expert_bias of 4"))
+    left = sum(shard.data.numel() for shard in shards) - biases
+    found["left"] = left, sum(t.numel() for t in checkpoint.values()), biases
     return found

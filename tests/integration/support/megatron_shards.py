@@ -43,6 +43,9 @@ def config(weights: ModelParameters, layout) -> TransformerConfig:
         moe_ffn_hidden_size=model.intermediate if model.experts else None,
         moe_shared_expert_intermediate_size=model.shared_intermediate or None,
         moe_shared_expert_gate=bool(model.shared_intermediate),
+        # A bias that balances experts, as DeepSeek-V3's.
+        moe_router_enable_expert_bias=bool(model.experts),
+        moe_router_score_function="sigmoid" if model.experts else "softmax",
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         expert_model_parallel_size=layout.ep,

@@ -70,13 +70,11 @@ class NodeRank:
 
     def export_whole(self, bucket_bytes: int) -> list[Any]:
         """This rank's buckets for standalone replicas."""
-        import torch
-
         from verl_fuse.host.weights import buckets
         from verl_fuse.host.weights.exports import export_whole
 
         buckets.OBJECT_BYTES = bucket_bytes
-        return export_whole(self._trained, self._rank, self._size, torch.float32)
+        return export_whole(self._trained, self._rank, self._size)
 
     def load(self, export: Any) -> bool:
         """As a slice loads them; whether its weights are then those that are trained."""

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ SAME = {
     "a default within a default": f'{RUN} a.x=${{U:-${{W:-b}}/c}} "a.y=${{U:-d e}}"\n',
     "parts of a value": "P=/a/b.c/d.e\n"
     + f"{RUN} a.x=${{P##*/}} a.y=${{P%/*}} a.z=${{P#*.}} a.u=${{P%%.*}} a.v=${{P//b/X}} a.w=${{P:1:3}} a.l=${{#P}}\n",
+    "slashes that are replaced": "M=Qwen/Qwen2.5-7B\n"
+    + f"""{RUN} a.x=${{M//\\//--}} a.y=${{M////_}} "a.z=${{M/\\//-}}" a.u=${{M/"/"/x}} a.v=${{M//Q/\\/}}\n""",
     "upper and lower case": f"P=aBc\n{RUN} a.x=${{P^^}} a.y=${{P,,}} a.z=${{P^}}\n",
     "arithmetic": f"N=4\n{RUN} a.x=$((1024 * (N + 2))) a.y=$(($N / 3)) a.z=$(((N+1)*2)) a.u=$((-7 + N % 3))\n",
     "arrays": f'X=(a.x=1 "a.y=2 3" # no\n  a.z=4\n)\nX+=(a.u=5)\n{RUN} "${{X[@]}}" ${{X[0]}} b.n=${{#X[@]}}\n',
@@ -37,6 +40,9 @@ SAME = {
     "an empty array": f'X=()\n{RUN} "${{X[@]}}" a.x=1\n',
     "adding to a variable": f"A=1\nA+=2\n{RUN} a.x=$A\n",
     "its arguments": f'N=$1; shift\n{RUN} a.x=$N a.n=$# "$@" a.y=${{3:-none}}\n',
+    "the number of arguments": f"{RUN} a.x=${{#@}} a.y=${{#*}}; shift 3; N=${{#@}}\n",
+    "some arguments, and elements of an array": "X=(a.x=1 a.y=2 a.z=3)\n"
+    + f'{RUN} "${{X[@]:0:2}}" "${{@:2:1}}" "${{X[@]:1:1}}" "a.u=${{X[*]:1:2}}" "${{X[@]:0:0}}"\n',
     "arguments from the second on": f'{RUN} "${{@:2}}"\n',
     "a function": f'go() {{\n  {RUN} a.x=$1 "${{@:2}}"\n}}\ngo 5 a.y=6\n',
     "function go": f"function go {{ {RUN} a.x=$1; }}\ngo 5\n",
@@ -142,6 +148,17 @@ def test_the_environment_counts_and_the_file_goes_before_it():
     assert arguments(text, N="8", M="9", K="10") == ["a.x=8", "a.y=3", "a.z=10"]
 
 
+def test_an_apostrophe_in_a_default_is_no_quote():
+    """As sh reads it; bash refuses it."""
+    assert arguments(f"""{RUN} "a.x=${{U:-it's}}" a.y=1""") == ["a.x=it's", "a.y=1"]
+
+
+@pytest.mark.parametrize("word", ["${A:-${B:-it's}}", "${U:-US$'s}", "$((1", "$(date", "`date", "${A"])
+def test_what_has_no_end_ends_no_reader(word: str):
+    with suppress(FuseError):
+        assert arguments(f'{RUN} "a.x={word}" a.y=1')
+
+
 def test_nothing_of_a_script_is_run(tmp_path: Path):
     mark = tmp_path / "mark"
     text = f"touch {mark}\nA=$(touch {mark}; echo 1)\nB=`touch {mark}`\neval 'touch {mark}'\n{RUN} a.x=$A\n"
@@ -195,6 +212,9 @@ def test_a_script_tells_whether_it_passes_its_arguments_on():
     assert find_launch(f'{RUN} "$@"', "run.sh", (), {})[1]
     assert find_launch(f"N=${{1:-2}}\n{RUN} a.x=$N", "run.sh", (), {})[1]
     assert not find_launch(f"{RUN} a.x=1", "run.sh", (), {})[1]
+    helper = f'say() {{ echo "$1" "$@"; }}\ngo() {{ {RUN} a.x=1 "$@"; }}\nsay start\n'
+    assert not find_launch(f"{helper}go a.y=2", "run.sh", (), {})[1]
+    assert find_launch(f'{helper}go "$@"', "run.sh", (), {})[1]
 
 
 def test_calls_without_end_are_left():

@@ -56,6 +56,14 @@ def test_steps_after_the_first_are_measured(tried, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_lengths_are_those_of_the_counted_steps_and_none_where_one_lacks_them(tried):
+    lengths = [{"response_length/mean": 10.0 + step, "response_length/max": 90 + step} for step in range(3)]
+    steps = [{**one, **two} for one, two in zip(STEPS, lengths, strict=True)]
+    assert tried(logs(*steps)).lengths == ((11.0, 91), (12.0, 92))
+    assert tried(logs(*steps[:2], STEPS[2])).lengths == ()
+    assert tried(logs(*steps[:2], {**steps[2], "response_length/mean": 0.0})).lengths == ()
+
+
 def test_the_largest_peak_of_all_roles_counts_and_none_of_a_host(tried):
     assert tried(logs(*PEAKS)).peak_bytes == 3 * 2**29
     assert tried(logs(*({**step, "perf/max_memory_reserved_gb": 0.0} for step in STEPS))).peak_bytes is None

@@ -277,6 +277,10 @@ def test_micro_batches_are_read_as_verl_reads_them():
     assert (run.masked, run.most) == (True, 64)
 
 
+FSDP = {"strategy": "fsdp2", "fsdp_config": {"ulysses_sequence_parallel_size": 2}}
+WITH_CRITIC = {"algorithm.adv_estimator": "gae", "critic": {"strategy": "fsdp2", "ppo_mini_batch_size": 8}}
+
+
 @pytest.mark.parametrize(
     ("changes", "steps", "message"),
     [
@@ -287,6 +291,10 @@ def test_micro_batches_are_read_as_verl_reads_them():
             [1, 2],
             "fuse.placement.critic=.*need actor and critic on all ranks",
         ),
+        ({"actor_rollout_ref.actor": FSDP}, [1, 2], "share a sequence of actor_rollout_ref.actor=2; .* need 1"),
+        ({**WITH_CRITIC, "critic.fsdp.ulysses_sequence_parallel_size": 4}, [1, 2], "share a sequence of critic=4; "),
+        ({**WITH_CRITIC, "critic.ppo_epochs": 2}, [1, 2], "critic.ppo_epochs=2; the floors of a run need 1"),
+        ({**WITH_CRITIC, "critic.ppo_mini_batch_size": 16}, [1, 2], "critic.ppo_mini_batch_size: .* the actor's"),
     ],
 )
 def test_a_run_that_says_too_little_is_refused(changes: dict, steps: list[int], message: str):

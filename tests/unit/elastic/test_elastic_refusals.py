@@ -28,6 +28,7 @@ def refused(changes: dict[str, Any]) -> dict[str, str]:
         {},
         {"fuse.elastic.min_replicas": 2, "fuse.elastic.max_replicas": 2},
         RELEASE | {"fuse.elastic.cut_fraction": 0.8},
+        RELEASE | {f"{ROLLOUT}.disaggregation.enabled": True, "fuse.elastic.cut_fraction": 1.0},
         {"fuse.elastic.cut_fraction": 1.0},
         # The host of a CPU has no device to give back.
         RELEASE | {f"{ROLLOUT}.free_cache_engine": False, "trainer.device": "cpu"},
@@ -48,6 +49,7 @@ def test_what_fits_is_not_refused(changes):
     ("changes", "key", "said"),
     [
         (RELEASE | {f"{ROLLOUT}.free_cache_engine": False, "trainer.device": "cuda"}, f"{ROLLOUT}.free_cache_engine", "gives no device back"),
+        (RELEASE | {f"{ROLLOUT}.disaggregation.enabled": True, "fuse.elastic.cut_fraction": 0.9}, f"{ROLLOUT}.disaggregation.enabled", "cut_fraction=0.9 needs false"),
         (STANDALONE | {f"{MODEL}.lora_rank": 8}, f"{MODEL}.lora_rank", f"{MODEL}.lora.merge=true"),
         (STANDALONE | {f"{MODEL}.lora.rank": 8}, f"{MODEL}.lora.rank", f"{MODEL}.lora.merge=true"),
         (STANDALONE | {f"{ROLLOUT}.disaggregation.enabled": True}, f"{ROLLOUT}.disaggregation.enabled", "servers of two kinds"),

@@ -21,10 +21,14 @@ def prompts(predicted=UIDS):
     }
 
 
-def counted(asked, homes, finished, discarded):
+def counted(asked, homes, finished, discarded, ended):
     """Return the result of a new count: by replica the assigned and the unfinished samples, and the mean upper
     prediction."""
-    left = {uid: max(0, prompt.samples - finished.counts[uid]) for uid, prompt in asked.items() if uid not in discarded}
+    left = {
+        uid: 0 if uid in ended else max(0, prompt.samples - finished.counts[uid])
+        for uid, prompt in asked.items()
+        if uid not in discarded
+    }
     assigned, unfinished = Counter(), Counter()
     for uid in left.keys() & homes.keys():
         assigned[homes[uid]] += asked[uid].samples
@@ -39,7 +43,7 @@ def counted(asked, homes, finished, discarded):
 def test_at_every_moment_the_counts_are_those_of_a_new_count(seed):
     rng = random.Random(seed)
     asked, homes = prompts(UIDS if seed % 4 else "abcde"), {"a": 0, "b": 0, "c": 1, "d": 2, "e": 0}
-    finished, discarded, listed = Finished(), {}, {}
+    finished, discarded, ended, listed = Finished(), {}, {}, {}
     kept = SamplesLeft(asked, homes)
     for _ in range(40):
         if rng.random() < 0.85:
@@ -49,9 +53,11 @@ def test_at_every_moment_the_counts_are_those_of_a_new_count(seed):
             discarded[uid] = []
             if rng.random() < 0.5:
                 listed = {key: one for key, one in listed.items() if key[0] != uid}
+        if rng.random() < 0.1:
+            ended[rng.choice(UIDS + "g")] = 1
         finished.update(listed)
-        kept.look(finished, discarded)
-        left, assigned, unfinished, upper = counted(asked, homes, finished, discarded)
+        kept.look(finished, discarded, ended)
+        left, assigned, unfinished, upper = counted(asked, homes, finished, discarded, ended)
         assert {uid: kept.of(uid) for uid in UIDS} == {uid: left.get(uid, 0) for uid in UIDS}
         assert (kept.assigned, kept.unfinished) == (assigned, unfinished)
         assert kept.upper == (None if upper is None else pytest.approx(upper))

@@ -1,7 +1,6 @@
-"""The report of a training rank on its memory: stand-ins for engines of FSDP, and control groups."""
+"""The report of a training rank on its memory: stand-ins for engines of FSDP."""
 
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +9,10 @@ pytest.importorskip("verl")
 with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
-    import psutil
     import torch
 
     from verl_fuse.host.weights import memory
-    from verl_fuse.host.weights.memory import free_host_memory, rank_memory
+    from verl_fuse.host.weights.memory import rank_memory
 
 
 def engine(*, offload_policy: bool = False, param: bool = False, optimizer: bool = False, stepped: bool = False):
@@ -98,18 +96,3 @@ def test_what_a_megatron_engine_does_not_offload_stays_on_the_device(offloaded, 
     trained.optimizer.param_groups = [{"params": [torch.zeros(4)]}]
     assert _trained(trained, 16, on_host) == (kept, awaited)
     assert offloaded_bytes(trained) == comes
-
-
-def group(folder: Path, limit: str) -> Path:
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text("700\n")
-    (folder / "memory.stat").write_text("anon 500\ninactive_file 100\n")
-    return folder
-
-
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
-    assert free_host_memory(tmp_path) == 5000, "no control group"
-    assert free_host_memory(group(tmp_path, "max")) == 5000
-    assert free_host_memory(group(tmp_path, "1000")) == 1000 - (700 - 100)
-    assert free_host_memory(group(tmp_path, "1000000")) == 5000

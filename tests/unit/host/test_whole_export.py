@@ -28,7 +28,7 @@ def test_every_bucket_is_left_by_one_rank_and_loaded_in_the_models_order(monkeyp
 
     def left(rank):
         engine = SimpleNamespace(get_per_tensor_param=lambda: (parameters(rank), None), is_param_offload_enabled=False)
-        return exports.export_whole(engine, rank, ranks, torch.bfloat16)
+        return exports.export_whole(engine, rank, ranks)
 
     by_rank = [left(rank) for rank in range(ranks)]
     assert len(gathered) == 11 * ranks, "a collective: every rank walks through all of them"
@@ -37,27 +37,15 @@ def test_every_bucket_is_left_by_one_rank_and_loaded_in_the_models_order(monkeyp
     found = exported_whole(SimpleNamespace(export_whole=lambda: by_rank))
     assert [shard.name for bucket in found for shard in bucket] == [f"p{number}" for number in range(11)]
     assert all(shard.data[0] == int(shard.name[1:]) for bucket in found for shard in bucket)
-    assert {shard.data.dtype for bucket in found for shard in bucket} == {torch.bfloat16}
+    assert {shard.data.dtype for bucket in found for shard in bucket} == {torch.float32}
 
 
-def test_a_parameter_is_rounded_on_its_device_and_one_as_narrow_is_left(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_types_are_those_that_verl_hands_on(monkeypatch, dtype):
+    """An engine keeps some parameters in float32, whatever the rollout's dtype."""
     monkeypatch.setattr(exports.ray, "put", lambda bucket: bucket)
-    calls = []
-
-    class Logged(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function, types, arguments=(), options=None):
-            if function in (torch.Tensor.to, torch.Tensor.cpu):
-                calls.append((function.__name__, arguments[0].dtype))
-            return super().__torch_function__(function, types, arguments, options or {})
-
-    def left(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        parameters = [("p", data.as_subclass(Logged))]
-        engine = SimpleNamespace(get_per_tensor_param=lambda: (parameters, None), is_param_offload_enabled=False)
-        ((shard,),) = exports.export_whole(engine, 0, 1, dtype)
-        return shard.data
-
-    assert left(torch.ones(3), torch.bfloat16).dtype == torch.bfloat16
-    assert calls == [("to", torch.float32), ("cpu", torch.bfloat16)]
-    assert left(torch.ones(3, dtype=torch.bfloat16), torch.float32).dtype == torch.bfloat16
-    assert left(torch.ones(3, dtype=torch.int64), torch.bfloat16).dtype == torch.int64
+    data = torch.tensor([1, 2, 3], dtype=dtype) / 3 if dtype.is_floating_point else torch.ones(3, dtype=dtype)
+    engine = SimpleNamespace(get_per_tensor_param=lambda: ([("p", data)], None), is_param_offload_enabled=False)
+    ((shard,),) = exports.export_whole(engine, 0, 1)
+    assert shard.data.dtype == dtype
+    assert torch.equal(shard.data, data)

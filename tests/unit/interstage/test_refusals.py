@@ -108,6 +108,22 @@ def test_a_connector_is_told_its_weights_in_trainer_mode_fuse_alone():
     assert refused({"trainer.v1.trainer_mode": "fuse"} | connector).keys() == connector.keys()
 
 
+@pytest.mark.parametrize(
+    ("frees", "named"),
+    [
+        ({"fuse.interstage.enabled": True, "fuse.interstage.migration_threshold": 0.2}, "migration_threshold"),
+        ({"fuse.elastic.enabled": True, "fuse.elastic.release": True}, "fuse.elastic.release"),
+        ({"fuse.elastic.enabled": True, "fuse.elastic.release": False}, None),
+    ],
+)
+def test_a_store_that_empties_with_one_replica_is_refused_where_replicas_are_freed(frees, named):
+    key = f"{ROLLOUT}.engine_kwargs.vllm.kv_transfer_config"
+    told = {"fuse.interstage.kv_transfer_params": {"cache": "{weights}"}, "trainer.v1.trainer_mode": "fuse"}
+    found = refused({key: {"kv_connector": "MooncakeStoreConnector"}} | told | frees)
+    assert (key in found) is (named is not None)
+    assert named is None or f"{named}: vLLM empties the whole Mooncake store" in found[key]
+
+
 def test_keys_of_a_model_that_has_no_copy_are_not_read():
     assert refused(GRPO | {"critic.fsdp.qat.enable": True} | ulysses(2, 3, 3)) == {}
     assert refused(PPO | BYPASS | {f"{ACTOR}.fsdp_config.qat.enable": True} | ulysses(3, 2, 2)) == {}

@@ -54,6 +54,13 @@ def test_what_fits_is_not_refused_and_off_asks_nothing():
         ("actor_rollout_ref.actor.megatron.dynamic_context_parallel", True),
         ("actor_rollout_ref.actor.megatron.qat.enable", True),
         ("actor_rollout_ref.actor.megatron.router_replay.mode", "R2"),
+        ("critic.megatron.override_transformer_config.fp8", "e4m3"),
+        ("actor_rollout_ref.actor.megatron.override_transformer_config.defer_embedding_wgrad_compute", True),
+        ("critic.megatron.override_transformer_config.fine_grained_activation_offloading", True),
+        (
+            "critic.megatron.override_transformer_config.num_microbatches_with_partial_activation_checkpoints",
+            2,
+        ),
         ("critic.megatron.pipeline_model_parallel_size", 1),
         ("actor_rollout_ref.model.lora_rank", 8),
         ("actor_rollout_ref.model.mtp.enable", True),

@@ -59,6 +59,13 @@ def test_values_on_slices_are_work_too():
     assert (parts.values, parts.late) == (pytest.approx(4.0), pytest.approx(1.0))
 
 
+def test_two_updates_in_one_step_are_one_on_average():
+    timeline, _ = placed_step(TAIL, update=8.0)
+    (call,) = [s for s in timeline.spans if s.name == "update_critic" and s.track.startswith("lane")]
+    twice = (*timeline.spans, replace(call, start=call.start - 30.0, end=call.end - 30.0))
+    assert step_parts(replace(timeline, spans=twice)).update == pytest.approx(step_parts(timeline).update)
+
+
 def test_a_stage_of_values_that_waited_has_no_more_values_than_were_computed():
     timeline, _ = placed_step(TAIL, update=8.0)
     spans = [replace(s, start=s.start - 5.0) if (s.track, s.name) == ("step", "values") else s for s in timeline.spans]

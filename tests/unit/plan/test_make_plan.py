@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Literal
@@ -302,9 +303,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_planning(workload_file
 
 def test_the_command_prints_overrides_and_nothing_else(workload_file):
     result = CliRunner().invoke(app, ["plan", str(workload_file), "h100", "--strategy", "megatron", "--verl"])
-    lines = result.output.split()
+    lines = result.stdout.split()
     assert lines[:3] == ["model_engine=megatron", "+fuse=default", "trainer.v1.trainer_mode=fuse"]
-    assert "algorithm.adv_estimator=gae" in lines
+    assert {"algorithm.adv_estimator=gae", "actor_rollout_ref.rollout.name=vllm"} <= {*lines}
     assert {line.split("=")[0]: line.split("=")[1] for line in lines if "/path/to/" in line} == {
         "actor_rollout_ref.model.path": "/path/to/qwen2.5-0.5b",
         "critic.model.path": "/path/to/qwen2.5-0.5b",
@@ -314,10 +315,17 @@ def test_the_command_prints_overrides_and_nothing_else(workload_file):
     assert all("=" in line for line in lines)
 
 
+def test_a_block_in_braces_is_one_word_of_a_shell(workload_file, monkeypatch):
+    block = {"fuse.placement.critic": "{nodes: 1, devices: 2}"}
+    monkeypatch.setattr("verl_fuse.cli.plan.all_overrides", lambda workload, made: block)
+    result = CliRunner().invoke(app, ["plan", str(workload_file), "h100", "--strategy", "megatron", "--verl"])
+    assert shlex.split(result.stdout)[-1] == "fuse.placement.critic={nodes: 1, devices: 2}"
+
+
 def test_the_overrides_switch_the_features_on(workload_file):
     features = ["--feature", "interstage", "--feature", "pipeline"]
     result = CliRunner().invoke(app, ["plan", str(workload_file), "h100", *features, "--verl"])
-    lines = result.output.split()
+    lines = result.stdout.split()
     assert lines[0] == "model_engine=megatron"
     assert {"fuse.interstage.enabled=true", "fuse.pipeline.enabled=true"} <= set(lines)
 

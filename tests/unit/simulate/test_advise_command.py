@@ -154,6 +154,20 @@ def test_verl_s_own_settings_are_named_with_what_they_cost(run_dir: Path, capsys
     assert "Try them: verl-fuse tune --keys KEY -- ARGUMENTS" in shown
 
 
+def test_packing_is_advised_with_budgets_that_hold_the_longest_sequence(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+):
+    packed = "actor_rollout_ref.actor.use_dynamic_bsz"
+    rows = [f"{packed}=false", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"]
+    passes = ("actor_rollout_ref.rollout.log_prob", "actor_rollout_ref.ref.log_prob")
+    rows += [f"{each}_{name}" for each in passes for name in ("use_dynamic_bsz=false", "micro_batch_size_per_gpu=4")]
+    other = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+    budgets = [f"{BUDGET}=16384", f"{other}=16384", "data.max_prompt_length=2048", "data.max_response_length=20480"]
+    with_model(run_dir, *rows, *budgets)
+    settings = {each["key"]: each for each in json.loads(ask(capsys, run_dir, "--json"))["settings"]}
+    assert {f"{packed}=true", f"{BUDGET}=22528", f"{other}=22528"} <= {*settings[packed]["overrides"]}
+
+
 def test_seconds_of_verl_s_settings_need_the_run_s_devices(run_dir: Path, capsys: pytest.CaptureFixture[str]):
     with_model(run_dir)
     step = {"timing_s/step": 5.0, "actor/perf/max_memory_reserved_gb": 41.0}

@@ -12,7 +12,7 @@ from verl_fuse.cli.asked_step import asked_step
 from verl_fuse.cli.main import main
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.overrides import workload_overrides
-from verl_fuse.spec.composed import ACTOR, ROLLOUT
+from verl_fuse.spec.composed import ACTOR, ROLLOUT, getter
 from verl_fuse.spec.model_names import model_of_path
 
 pytest.importorskip("verl")
@@ -43,6 +43,7 @@ PPO = (
     "critic.model.path=meta-llama/Llama-3.2-3B",
     "actor_rollout_ref.model.use_remove_padding=false",
 )
+TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 
 
 @pytest.mark.parametrize("arguments", [COMMON, PURE, PPO])
@@ -65,6 +66,37 @@ def test_what_a_launch_tells_of_models_devices_and_options():
     assert ppo.workload.critic.name.startswith("llama-3.2-3b")
     assert (ppo.workload.epochs, ppo.workload.kl_term, ppo.options["padded"]) == (2, "reward", True)
     assert "critic" in asked_step(["h100", *PPO, "critic.model.path=/models/mine"], None, {}).assumed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "recomputed"),
+    [
+        (("actor_rollout_ref.model.enable_gradient_checkpointing=false",), False),
+        (("model_engine=megatron",), False),
+        (("model_engine=megatron", f"{TRANSFORMER}.recompute_granularity=full"), True),
+    ],
+)
+def test_activations_are_computed_again_as_the_run_s_engine_does(arguments: tuple[str, ...], recomputed: bool):
+    assert asked_step(["h100", *COMMON, *arguments], None, {}).options["recompute"] is recomputed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "share", "idle"),
+    [
+        ((), 0.2, ""),
+        (("algorithm.adv_estimator=reinforce_plus_plus_baseline",), 0.0, "advantages are whitened"),
+        (("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward"), 0.0, "groups of equal"),
+        (("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc"), 0.0, ""),
+    ],
+)
+def test_samples_are_without_a_gradient_only_where_advantages_can_be_0(
+    arguments: tuple[str, ...], share: float, idle: str
+):
+    step = asked_step(["h100", *COMMON, *arguments], None, {})
+    assert (step.workload.zero_gradient, "zero_gradient" in step.assumed) == (share, share > 0)
+    (feature,) = [one for name, one in plugins.features(plugins.load()).items() if name == "zero_gradient"]
+    assert (feature.idle(getter(step.config)) or "").startswith(idle)
+    assert (feature.idle(getter(step.config)) is None) == (not idle)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +125,10 @@ def test_mini_batches_are_equal_ones(size: int, minibatches: int):
         (f"{ROLLOUT}.nn=8", rf"left out, not in verl's YAML: {ROLLOUT}\.nn"),
         ("actor_rollout_ref.model.lora_rank=32", r"adapters \(LoRA\) are simulated as the training of all weights"),
         (f"{ROLLOUT}.tensor_model_parallel_size=16", "the fastest of 1, 2, 4, 8 within a node is simulated"),
+        ("algorithm.filter_groups.enable=true", "groups that are discarded are not simulated"),
+        (f"{ACTOR}.ulysses_sequence_parallel_size=2", rf"fastest that fit, not the run's cp2 of {ACTOR}"),
+        (f"{ACTOR}.fsdp_config.fsdp_size=8", rf"fastest that fit, not the run's fsdp_size=8 of {ACTOR}"),
+        (f"{ACTOR}.fsdp_config.optimizer_offload=true", rf"{ACTOR}\.fsdp_config\.optimizer_offload=true is not simul"),
         (f"{ROLLOUT}.data_parallel_size=2", rf"{ROLLOUT}\.data_parallel_size=2 is not simulated"),
     ],
 )
@@ -100,6 +136,18 @@ def test_what_is_left_out_of_a_launch_is_told(argument: str, told: str):
     step = asked_step(["h100", *COMMON, argument], None, {})
     assert re.search(told, "\n".join([*step.notes, *step.not_modelled]))
     assert asked_step(["h100", *COMMON], None, {}).notes == ()
+
+
+def test_layouts_and_devices_that_are_not_simulated_are_told():
+    common = asked_step(["h100", *COMMON], None, {}).not_modelled
+    assert common == ("micro-batches are the fastest that fit, not the run's",)
+    tp, pp = (f"{ACTOR}.megatron.{kind}_model_parallel_size" for kind in ("tensor", "pipeline"))
+    reward = ("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true")
+    model = ("reward.reward_model.model_path=Qwen/Qwen2.5-7B-Instruct", "reward.reward_model.rollout.name=vllm")
+    words = ["h100", *COMMON, "model_engine=megatron", f"{tp}=2", f"{pp}=4", *reward, *model]
+    found = asked_step(words, None, {}).not_modelled
+    assert f"layouts of training are the fastest that fit, not the run's tp2 pp4 of {ACTOR}" in found
+    assert "reward.reward_model.enable_resource_pool=true: its devices are not simulated" in found
 
 
 def test_a_script_that_does_not_tell_a_value_is_told(tmp_path: Path):
@@ -209,6 +257,16 @@ def test_the_preset_is_pasted_where_it_does_as_much_as_single_features(capsys: p
     verdict = r"Verdict: fuse\.preset=fast is \d\.\d\d times as fast as stock; no feature was simulated alone"
     assert re.search(rf"{verdict} \(--strategy\)\. {re.escape(paste)}$", text)
     assert "switch no feature on" not in text
+
+
+def test_a_preset_is_priced_with_its_metrics(capsys: pytest.CaptureFixture[str]):
+    def seconds(*changes: str) -> float:
+        asked = ("simulate", "h100", "--seeds", "1", "--strategy", "safe", "--json")
+        assert run(*asked, "--", *PURE, "fuse.preset=safe", *changes) == 0
+        rows = json.loads(capsys.readouterr().out)["strategies"]
+        return next(row["seconds"]["mean"] for row in rows if row["strategy"] == "safe")
+
+    assert seconds() > seconds("fuse.update.metrics=computed")
 
 
 def test_a_run_that_cannot_start_is_simulated_and_nothing_is_pasted(capsys: pytest.CaptureFixture[str]):

@@ -8,6 +8,7 @@ import pytest
 from setups import NO_POLL, h100, ppo
 
 from verl_fuse import plugins
+from verl_fuse.advice import advice_of_replay
 from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.options import SimulationOptions
@@ -201,6 +202,18 @@ def test_shared_devices_save_nothing_by_overlap_or_by_fewer_replicas():
 def test_savings_are_never_negative():
     result = ask(step(), latency=50.0)
     assert all(saving.seconds >= 0 and saving.device_share >= 0 for saving in result.savings.values())
+
+
+def test_seconds_that_device_time_costs_are_subtracted():
+    features, options = plugins.features(plugins.load()), SimulationOptions(dedicated=True, time_weight=0.0)
+    result = replay([step()], options, SAVINGS)
+    slower = result.savings["scaling"]
+    assert slower.device_share > 0.1
+    assert slower.note.endswith(f"; {-slower.seconds:.2f} s longer")
+    advice = advice_of_replay(result, features, lambda one, other: (), ["values", "scaling"])
+    assert advice.features == ("values", "scaling")
+    assert advice.saved == pytest.approx(result.savings["values"].seconds + slower.seconds)
+    assert advice.saved < 0
 
 
 def test_without_a_critic_there_is_no_pipeline():

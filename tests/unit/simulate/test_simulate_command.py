@@ -88,7 +88,7 @@ def test_what_to_switch_on_is_the_last_that_is_said(tmp_path: Path, capsys: pyte
     assert out.endswith(
         "Overrides to paste:\n  fuse.interstage.enabled=true \\\n  fuse.interstage.layout=slices \\\n"
         "  fuse.interstage.migration_threshold=auto \\\n"
-        "  fuse.update.skip_old_log_prob=true\n"
+        "  fuse.update.skip_old_log_prob=true \\\n  fuse.update.metrics=computed\n"
     )
     assert max(map(len, out.splitlines())) <= 100
 

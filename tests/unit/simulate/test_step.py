@@ -94,6 +94,16 @@ def test_samples_without_a_gradient_are_not_trained_on():
     assert "40% of the samples have no gradient" in ours.notes
 
 
+def test_metrics_of_stock_verl_take_a_forward_pass_of_samples_without_a_gradient():
+    options, workload = replace(NO_POLL, fuse_poll=0.0), replace(ppo(), zero_gradient=0.4)
+    strategy = "zero_gradient+old_log_prob"
+    stock, computed, ours = (run(workload, name, options) for name in ("stock", strategy, f"{strategy}+stock_metrics"))
+    saved = [stock.stages["update_actor"] - each.stages["update_actor"] for each in (computed, ours)]
+    assert saved[1] == pytest.approx(2 / 3 * saved[0])
+    assert ours.stages["old_log_prob"] == pytest.approx(computed.stages["old_log_prob"] / 0.6)
+    assert "40% of the samples have no gradient, and a forward pass for their metrics" in ours.notes
+
+
 def test_old_log_probs_of_the_first_mini_batch_are_left_out():
     options = replace(NO_POLL, fuse_poll=0.0)
     one = replace(ppo(), minibatches=1)

@@ -29,6 +29,19 @@ def test_what_yaml_has_no_word_for_is_kept_as_text(tmp_path: Path):
     assert find_config(tmp_path) == {"data": {"path": "a/b", "limit": float("inf")}}
 
 
+def test_a_variable_that_is_not_set_here_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SET_HERE", "yes")
+    monkeypatch.delenv("UNSET_HERE", raising=False)
+    paths = {"set": "${oc.env:SET_HERE}", "other": "${oc.env:UNSET_HERE,7}", "files": ["${oc.env:UNSET_HERE}/a"]}
+    paths |= {"nested": "${oc.env:NEITHER,${oc.env:UNSET_HERE}}", "text": "\\${oc.env:UNSET_HERE}"}
+    save_config(tmp_path, OmegaConf.create({"path": "${oc.env:UNSET_HERE}/${data.set}", "data": paths}))
+    found = find_config(tmp_path)
+    assert found is not None
+    assert found.path == "${oc.env:UNSET_HERE}/yes"
+    assert found.data.text == "${oc.env:UNSET_HERE}", "as the run's own, which has it as text"
+    assert (found.data.set, found.data.other, list(found.data.files)) == ("yes", "7", ["${oc.env:UNSET_HERE}/a"])
+
+
 def test_secrets_are_left_out(tmp_path: Path):
     secret = "s3cr3t"
     secrets = {

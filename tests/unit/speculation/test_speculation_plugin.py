@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from verl_fuse.spec.events import SetUp, StepBegun
+from verl_fuse.spec.events import SetUp, StageBegun, StepBegun
 from verl_fuse.spec.timeline import REQUEST, Span, Timeline
 from verl_fuse_speculation.config import SpeculationConfig
 from verl_fuse_speculation.passes import PASSES_SUFFIX, ForwardPass, append
@@ -132,6 +132,10 @@ def test_drafters_learn_the_step_and_the_step_what_they_did(tmp_path):
     assert Shelf(folder, 1 << 20, 9, 9).step() == 7
     append(folder / f"a{PASSES_SUFFIX}", [ForwardPass(1.0, 7, 4, 8, 8, 0.1), ForwardPass(2.0, 7, 1, 3, 4, 0.4)])
     append(folder / f"b{PASSES_SUFFIX}", [ForwardPass(1.0, 7, 2, 2, 0, 0.1), ForwardPass(1.0, 6, 5, 5, 5, 0.1)])
+    # A validation follows the step's weight sync.
+    plugin.fuse_event(StageBegun(7, 2.5, "update_actor"))
+    plugin.fuse_event(StageBegun(7, 3.0, "update_weights"))
+    append(folder / f"a{PASSES_SUFFIX}", [ForwardPass(4.0, 7, 6, 6, 6, 0.1)])
     found = plugin.fuse_metrics(timeline=Timeline("run", 7, 0.0, 1.0, ()))
     assert found["fuse/speculation_passes"] == 3
     # 13 tokens of 7 rows; 6 of 12 drafted tokens; 1 + 2 + 0 passes more without them.
@@ -143,6 +147,9 @@ def test_drafters_learn_the_step_and_the_step_what_they_did(tmp_path):
     assert found["fuse/speculation_tail_least_chance"] == pytest.approx(0.4)
     assert found["fuse/speculation_tail_tokens_per_pass"] == pytest.approx(3)
     assert plugin.fuse_metrics(timeline=Timeline("run", 8, 0.0, 1.0, ())) == {}
+    plugin.fuse_event(StepBegun(8, 5.0))
+    append(folder / f"a{PASSES_SUFFIX}", [ForwardPass(6.0, 8, 6, 6, 6, 0.1)])
+    assert plugin.fuse_metrics(timeline=Timeline("run", 8, 0.0, 1.0, ()))["fuse/speculation_passes"] == 1
 
 
 def test_a_folder_that_nodes_do_not_share_is_noticed_a_step_later(tmp_path, caplog):

@@ -9,6 +9,7 @@ import pytest
 from synthetic import synthetic_timeline
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec import files as text_files
 from verl_fuse.timeline.files import page_of, prepare, read_step, record_step, recorded_steps
 from verl_fuse.timeline.summary import summarize
 
@@ -107,11 +108,28 @@ SUMMARY = dataclasses.asdict(summarize(synthetic_timeline(step=1, requests=4)))
     ],
     ids=lambda content: repr(content[-60:]),
 )
-def test_a_foreign_index_is_refused_by_name(tmp_path: Path, content: bytes):
+def test_a_damaged_index_is_moved_away_and_costs_no_run(tmp_path: Path, content: bytes):
     prepare(tmp_path)
-    (tmp_path / "timeline/steps.json").write_bytes(content)
-    with pytest.raises(FuseError, match=r"steps\.json: .*; move it away to start a new index"):
+    index = tmp_path / "timeline/steps.json"
+    index.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"steps\.json: .*; it is steps\.json\.damaged now, and a new index begins"):
         prepare(tmp_path)
+    assert index.with_name("steps.json.damaged").read_bytes() == content
+    record(tmp_path, 1)
+    assert summarized_steps(tmp_path) == [1]
+
+
+def test_an_index_that_the_disk_does_not_give_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    record(tmp_path, 1)
+
+    def stale(path: Path, *_: object) -> str:
+        raise FuseError(f"{path}: cannot be read") from OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text_files, "read_text", stale)
+        with pytest.raises(OSError, match="Stale file handle"):
+            record(tmp_path, 2)
+    assert summarized_steps(tmp_path) == [1]
 
 
 def test_a_damaged_page_is_named_and_costs_no_other_step(tmp_path: Path):

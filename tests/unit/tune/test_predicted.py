@@ -31,6 +31,12 @@ def recorded(changes: dict | None = None, **stages: float) -> RecordedWork:
 def test_micro_batches_are_counted_as_verl_cuts_them(budget: int, calls: int):
     # 2400 tokens of a rank's mini-batch, in parts of 1002.
     assert effect(recorded(), {BUDGET: budget}, None) == Effect(6.0, calls, None, None)
+    # A second time through the samples.
+    twice = recorded({f"{ACTOR}.ppo_epochs": 2})
+    assert effect(twice, {BUDGET: budget}, None) == Effect(12.0, 2 * calls, None, None)
+    assert effect(twice, {BUDGET: budget}, COST) == dataclasses.replace(
+        effect(recorded(), {BUDGET: budget}, COST), before=12.0, after=2 * calls
+    )
     padded = recorded({PACKED: False, SIZE: 2})
     assert effect(padded, {SIZE: 8}, None) == Effect(8.0, 2.0, None, None)
     assert effect(padded, {PACKED: True}, None) == Effect(8.0, 6.0, None, None)

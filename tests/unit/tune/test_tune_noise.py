@@ -60,13 +60,17 @@ class Machine:
         self.recorded = asked.steps if asked.records else self.recorded
         last = self.recorded if asked.replayed else asked.steps
         steps = tuple(self.step(config, min(each, last), asked.replayed) for each in range(1, asked.steps + 1))
-        self.now += START + sum(steps) * (asked.steps + 1) / asked.steps
-        return Outcome("measured", steps)
+        self.now += START + sum(seconds for seconds, _ in steps) * (asked.steps + 1) / asked.steps
+        seconds, lengths = zip(*steps, strict=True)
+        longest = (min(LIMIT, RESPONSE * each * self.random.lognormvariate(1.0, 0.3)) for each in lengths)
+        mean = (RESPONSE * each for each in lengths)
+        return Outcome("measured", seconds, lengths=tuple(zip(mean, longest, strict=True)))
 
-    def step(self, config: DictConfig, number: int, replayed: bool) -> float:
+    def step(self, config: DictConfig, number: int, replayed: bool) -> tuple[float, float]:
+        """Return seconds and lengths of a step."""
         lengths = random.Random(number).gauss(1.0, LENGTHS) * (1.0 if replayed else self.random.gauss(1.0, LENGTHS))
         seconds = trained(config, lengths) + (0.0 if replayed else generated(config, lengths))
-        return seconds * math.exp(self.random.gauss(0.0, NOISE))
+        return seconds * math.exp(self.random.gauss(0.0, NOISE)), lengths
 
     def advised(self, *, replays: bool) -> Overrides:
         """Return what a search of a quarter of an hour advises."""
@@ -131,11 +135,11 @@ def test_the_starts_are_as_bad_as_they_are_called():
         assert truth(name, ()) > 1.3 * truth("good", ()), name
 
 
-@pytest.mark.parametrize(("replays", "least"), [(True, 19), (False, 16)], ids=["replayed", "live"])
+@pytest.mark.parametrize("replays", [True, False], ids=["replayed", "live"])
 @pytest.mark.parametrize("name", BAD)
-def test_from_a_bad_start_a_third_is_gained_in_a_quarter_of_an_hour(name: str, replays: bool, least: int):
+def test_from_a_bad_start_a_third_is_gained_in_a_quarter_of_an_hour(name: str, replays: bool):
     found = [gain(name, Machine(name, seed).advised(replays=replays)) for seed in range(20)]
-    assert sum(each >= 1.3 for each in found) >= least
+    assert sum(each >= 1.3 for each in found) >= 19
     assert min(found) >= 1
 
 

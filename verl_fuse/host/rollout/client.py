@@ -78,11 +78,14 @@ class FuseLLMServerClient(LLMServerClient):
         return collector()
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        server_id, handle = await self._acquired(request_id, extra)
+        group = current_group()
+        prompt = {} if group is None else {"prompt_uid": group.uid}
+        server_id, handle = await self._acquired(request_id, {**extra, **prompt})
         refused: list[str] = []
         try:
             while server_id in _doubted.get() and len(refused) < MOST_ASKED:
                 refused.append(server_id)
+                # The replica that the prompt is assigned to is the one in doubt.
                 server_id, handle = await self._acquired(f"{request_id} again {len(refused)}", extra)
         finally:
             for each in refused:
@@ -97,10 +100,8 @@ class FuseLLMServerClient(LLMServerClient):
                 raise
         return server_id, handle
 
-    async def _acquired(self, request_id: str, extra: dict[str, Any]) -> tuple[str, Any]:
-        group = current_group()
-        known = {} if group is None else {"prompt_uid": group.uid}
-        acquiring = asyncio.ensure_future(super()._acquire_server(request_id, **known, **extra))
+    async def _acquired(self, request_id: str, known: dict[str, Any]) -> tuple[str, Any]:
+        acquiring = asyncio.ensure_future(super()._acquire_server(request_id, **known))
         try:
             return await asyncio.shield(acquiring)
         except BaseException:

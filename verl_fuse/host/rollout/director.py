@@ -37,13 +37,15 @@ class StockRouting:
     def begin_step(self) -> None:
         """Begin a step without a plan."""
 
-    def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch) -> None:
+    def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch, ended: Any = ()) -> None:
         """Plan nothing."""
 
-    def upper_response(self, finished: Finished, discarded: Any) -> None:
+    def upper_response(self, finished: Finished, discarded: Any, ended: Any = ()) -> None:
         """Predict nothing."""
 
-    def annotate(self, views: tuple[ReplicaView, ...], finished: Finished, discarded: Any) -> tuple[ReplicaView, ...]:
+    def annotate(
+        self, views: tuple[ReplicaView, ...], finished: Finished, discarded: Any, ended: Any = ()
+    ) -> tuple[ReplicaView, ...]:
         """Assign nothing."""
         return views
 
@@ -99,7 +101,7 @@ class Director(RolloutObserver):
         step.ask(samples_of(batch, step.samples_each))
         self._journal.emit(Submitted, prompts=Counter(step.sources.values()))
         self._replicas.expect(self._expected(watch))
-        self.routing.submit(batch, self.policy, watch)
+        self.routing.submit(batch, self.policy, watch, watch.missing(step.samples_of))
 
     def look(self, watch: RolloutWatch) -> None:
         """Ask the policies for their decisions now."""
@@ -191,9 +193,10 @@ class Director(RolloutObserver):
 
     def _expect(self, watch: RolloutWatch) -> None:
         """Set the expected lengths of the unfinished samples, which decide for how many of them a replica has room."""
-        finished = watch.finished
-        upper = self.routing.upper_response(finished, watch.discarded)
-        self._replicas.expect(max(0, self._expected(watch) - finished.samples), finished.lengths, upper)
+        finished, missing = watch.finished, watch.missing(self._journal.step.samples_of)
+        upper = self.routing.upper_response(finished, watch.discarded, missing)
+        unfinished = self._expected(watch) - finished.samples - sum(missing.values())
+        self._replicas.expect(max(0, unfinished), finished.lengths, upper)
 
     def _expected(self, watch: RolloutWatch) -> int:
         return self._journal.step.expected(watch.discarded)
@@ -214,6 +217,7 @@ class Director(RolloutObserver):
         groups = watch.groups
         finished = watch.finished
         step = self._journal.step
+        missing = watch.missing(step.samples_of)
         return RolloutView(
             step=step.number,
             elapsed=step.clock.now - step.clock.start,
@@ -223,6 +227,7 @@ class Director(RolloutObserver):
             groups_finished=groups.finished + groups.failed,
             ready=finished.ready,
             lanes=self._lanes,
-            replicas=self.routing.annotate(replicas, finished, watch.discarded),
+            replicas=self.routing.annotate(replicas, finished, watch.discarded, missing),
             complete=self.training.complete(watch),
+            missing=sum(missing.values()),
         )

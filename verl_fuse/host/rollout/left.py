@@ -4,6 +4,7 @@ the prompts that have changed.
 Invariants (tests/unit/host/test_left.py):
 - at every moment the counts equal a new count over all prompts;
 - a discarded group is left out of all counts, and no sample of a prompt counts below 0;
+- nothing is left of a group that has ended, whatever it did not leave;
 - prompts without a replica count in the totals, and in no replica.
 """
 
@@ -16,14 +17,15 @@ from verl_fuse.spec.prompts import Prompt
 
 class SamplesLeft:
     """The counts of one plan: `prompts` by uid, and the replica of each (`homes`). A step has one `Finished`, and its
-    discarded groups only grow; another `Finished` begins anew."""
+    discarded and ended groups only grow; another `Finished` begins anew."""
 
     def __init__(self, prompts: Mapping[str, Prompt], homes: Mapping[str, int]):
         self._prompts, self._homes = prompts, homes
         self._finished: Finished | None = None
 
-    def look(self, finished: Finished, discarded: Collection[str]) -> None:
-        """Take in the samples that are `finished`, and the `discarded` groups."""
+    def look(self, finished: Finished, discarded: Collection[str], ended: Collection[str] = ()) -> None:
+        """Take in the samples that are `finished`, the `discarded` groups, and those that have `ended` with samples
+        missing."""
         if finished is not self._finished or len(discarded) < self._discarded:
             self._begin(finished)
         for uid in finished.changed[self._seen :]:
@@ -33,6 +35,9 @@ class SamplesLeft:
             for uid in discarded:
                 self._update(uid, discarded)
             self._discarded = len(discarded)
+        for uid in self._left.keys() & (set(ended) - self._ended):
+            self._ended.add(uid)
+            self._update(uid, discarded)
 
     def of(self, uid: str) -> int:
         """Return the samples that this prompt has left."""
@@ -46,6 +51,7 @@ class SamplesLeft:
 
     def _begin(self, finished: Finished) -> None:
         self._finished, self._seen, self._discarded = finished, 0, 0
+        self._ended: set[str] = set()
         self._left = {uid: prompt.samples for uid, prompt in self._prompts.items()}
         self.assigned: Counter[int] = Counter()
         self.unfinished: Counter[int] = Counter()
@@ -63,7 +69,9 @@ class SamplesLeft:
         assert self._finished is not None, "look before update"
         prompt, home = self._prompts[uid], self._homes.get(uid)
         gone = uid in discarded
-        less = self._left[uid] - (0 if gone else max(0, prompt.samples - self._finished.counts[uid]))
+        less = self._left[uid] - (
+            0 if gone or uid in self._ended else max(0, prompt.samples - self._finished.counts[uid])
+        )
         self._left[uid] -= less
         self._total -= less
         if prompt.prediction is not None:

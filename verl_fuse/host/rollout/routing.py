@@ -105,13 +105,13 @@ class Routing:
         self._homes, self._prompts = {}, {}
         self._left = SamplesLeft(self._prompts, self._homes)
 
-    def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch) -> None:
+    def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch, ended: Collection[str] = ()) -> None:
         """Plan the step's first prompts before they are submitted; add later prompts to the plan."""
         begins, prompts = not self._prompts, prompts_of(batch, self._samples)
         if begins:
             self.plan(prompts, policy)
         else:
-            self.add(prompts, policy, watch.finished, watch.discarded)
+            self.add(prompts, policy, watch.finished, watch.discarded, ended)
 
     def plan(self, prompts: Sequence[Prompt], policy: PolicyGuard) -> None:
         """Plan the step's prompts before they are submitted: predict lengths, choose the number of replicas, put the
@@ -121,14 +121,20 @@ class Routing:
         self._assign(prompts, policy, self._scaled(prompts, self._routed(), policy), {}, self._router.assign)
 
     def add(
-        self, prompts: Sequence[Prompt], policy: PolicyGuard, finished: Finished, discarded: Collection[str]
+        self,
+        prompts: Sequence[Prompt],
+        policy: PolicyGuard,
+        finished: Finished,
+        discarded: Collection[str],
+        ended: Collection[str] = (),
     ) -> None:
         """Add prompts to a running step before they are submitted: predict their lengths, and assign them beside the
-        unfinished prompts. Samples of the step's other prompts are `finished`; `discarded` groups are over."""
+        unfinished prompts. Samples of the step's other prompts are `finished`; `discarded` groups are over, and nothing
+        more comes of those that have `ended`."""
         prompts = _predicted(prompts, policy)
         routed = self._routed()
         running: dict[int, list[Prompt]] = {view.rank: [] for view in routed}
-        self._left.look(finished, discarded)
+        self._left.look(finished, discarded, ended)
         for uid, rank in self._homes.items():
             if rank in running and (left := self._left.of(uid)):
                 running[rank].append(replace(self._prompts[uid], samples=left))
@@ -169,19 +175,25 @@ class Routing:
             self._pool.want(max(0, count - needed))
         return routed[:count]
 
-    def upper_response(self, finished: Finished, discarded: Collection[str]) -> float | None:
-        """Return the mean of the upper predictions of the samples that are not `finished`, without `discarded` groups;
-        None where a prediction is missing."""
-        self._left.look(finished, discarded)
+    def upper_response(
+        self, finished: Finished, discarded: Collection[str], ended: Collection[str] = ()
+    ) -> float | None:
+        """Return the mean of the upper predictions of the samples that are not `finished`, without `discarded` groups
+        and those that have `ended`; None where a prediction is missing."""
+        self._left.look(finished, discarded, ended)
         return self._left.upper
 
     def annotate(
-        self, views: Iterable[ReplicaView], finished: Finished, discarded: Collection[str]
+        self,
+        views: Iterable[ReplicaView],
+        finished: Finished,
+        discarded: Collection[str],
+        ended: Collection[str] = (),
     ) -> tuple[ReplicaView, ...]:
         """Return `views` with the work assigned to each replica, without `discarded` groups, and the part of the work
-        that the `finished` samples leave."""
+        that the `finished` samples, and groups that have `ended` without all of theirs, leave."""
         left = self._left
-        left.look(finished, discarded)
+        left.look(finished, discarded, ended)
         return tuple(replace(v, assigned=left.assigned[v.rank], unfinished=left.unfinished[v.rank]) for v in views)
 
 

@@ -123,6 +123,12 @@ class RolloutWatch:
         ended = self._buffer.finished_keys[TRAIN]
         return {uid: self.finished.group(uid) for uid in ended if self.finished.counts[uid] == samples_of(uid)}
 
+    def missing(self, samples_of: Callable[[str], int]) -> dict[str, int]:
+        """Return the number of samples that groups whose rollout has ended did not leave, by prompt uid."""
+        ended = (*self._buffer.finished_keys[TRAIN], *self._buffer.failure_keys[TRAIN])
+        absent = {uid: samples_of(uid) - self.finished.counts[uid] for uid in ended}
+        return {uid: count for uid, count in absent.items() if count > 0}
+
     @property
     def unfinished(self) -> dict[str, str]:
         """Return uid -> where a user finds the prompt, of the prompt groups of training and validation whose rollout

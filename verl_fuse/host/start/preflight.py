@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.errors import FuseError
@@ -37,7 +38,8 @@ class Preflight(Callback):
             traceback.print_exc()
             _say("the configuration could not be checked, see above")
             raise SystemExit(2) from error
-        if done:
+        # Of several jobs (`--multirun`) the exit would end all; verl itself ends this one at once.
+        if done and OmegaConf.select(config, "hydra.mode", default=None) != RunMode.MULTIRUN:
             raise SystemExit(0)
 
 

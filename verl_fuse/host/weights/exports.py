@@ -19,7 +19,6 @@ from verl.utils.fsdp_utils import fsdp_version
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.engines import is_megatron
 from verl_fuse.host.weights.buckets import export_parameters, in_buckets
-from verl_fuse.host.weights.computed import rounded
 from verl_fuse.host.weights.shard import Shard
 
 
@@ -50,10 +49,10 @@ def joined(ranks: Sequence[Export]) -> Export:
     return Export(buckets, sum(rank.nbytes for rank in ranks), ranks[0].frozen)
 
 
-def export_whole(engine: Any, rank: int, ranks: int, dtype: torch.dtype) -> list[ray.ObjectRef]:
+def export_whole(engine: Any, rank: int, ranks: int) -> list[ray.ObjectRef]:
     """Return references to the buckets that this rank leaves: whole parameters under their Hugging Face names, in the
-    form that verl hands to a checkpoint engine, and in the rollout's dtype where that is narrower. Collective over the
-    `ranks` training ranks.
+    form and types that verl hands to a checkpoint engine: an engine keeps some in float32 (routers of experts).
+    Collective over the `ranks` training ranks.
 
     Every rank gathers each parameter. Buckets are dealt out in turns, so that no rank's device, host and network carry
     all buckets."""
@@ -62,7 +61,7 @@ def export_whole(engine: Any, rank: int, ranks: int, dtype: torch.dtype) -> list
         raise FuseError("weights of standalone replicas: an adapter that is not merged cannot be sent")
     whole = (Shard(name, (0,) * tensor.dim(), tensor.detach()) for name, tensor in parameters)
     references = [
-        ray.put([replace(shard, data=rounded(shard.data, dtype).cpu()) for shard in bucket])
+        ray.put([replace(shard, data=shard.data.cpu()) for shard in bucket])
         for number, bucket in enumerate(in_buckets(whole))
         if number % ranks == rank
     ]

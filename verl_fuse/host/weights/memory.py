@@ -1,26 +1,23 @@
 """Counts the memory of a training rank (`verl_fuse.spec.memory`): FSDP's here, Megatron's in megatron_memory.py.
 
 Invariants (tests/integration/test_slice_models.py, tests/unit/host/test_rank_memory.py):
-- FSDP's parameters are counted whole, however they are sharded;
-- host memory that is free is that of the container the process is in.
+- FSDP's parameters are counted whole, however they are sharded.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 import torch
 from torch.distributed.tensor import DTensor
 from verl.utils.device import get_device_name, get_torch_device
 
+from verl_fuse.free_memory import free_memory
 from verl_fuse.host.upstream.engines import is_megatron
 from verl_fuse.spec.memory import RankMemory
 
 # Adam has two.
 _MOMENTS = 2
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def rank_memory(engine: Any, node: str, store: int | None = None) -> RankMemory:
@@ -33,7 +30,7 @@ def rank_memory(engine: Any, node: str, store: int | None = None) -> RankMemory:
         share = megatron_share(engine, device is None)
     else:
         share = _fsdp_share(engine, device is None)
-    return RankMemory(node=node, host_free=free_host_memory(_CGROUP), device=device, store=store, **share)
+    return RankMemory(node=node, host_free=free_memory(), device=device, store=store, **share)
 
 
 def _fsdp_share(engine: Any, on_host: bool) -> dict[str, Any]:
@@ -63,19 +60,6 @@ def store_bytes(node: str) -> int:
     """Return the bytes that Ray's object store holds on the node of this name."""
     (found,) = [known["Resources"] for known in ray.nodes() if known["NodeID"] == node]
     return int(found["object_store_memory"])
-
-
-def free_host_memory(cgroup: Path) -> int:
-    """Return the free bytes of this process's machine, or of its container: `cgroup` is the root of its control group
-    (version 2)."""
-    free = psutil.virtual_memory().available
-    limit = cgroup / "memory.max"
-    if not limit.exists() or (text := limit.read_text().strip()) == "max":
-        return free
-    statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    # The kernel gives up the cache of files when memory is needed.
-    used = int((cgroup / "memory.current").read_text()) - int(statistics["inactive_file"])
-    return min(free, int(text) - used)
 
 
 def _elements(engine: Any) -> Iterator[tuple[int, torch.Tensor]]:

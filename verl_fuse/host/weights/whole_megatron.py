@@ -6,6 +6,8 @@ are numbered from a rank's first, gate and up of an MLP are one tensor, and the 
 here each parameter has the name and the place that it has in one process. A name contains the whole shape, so that a
 vocabulary that is padded otherwise is another parameter.
 
+Among the parameters here is a buffer: the bias by which a router balances its experts, which training moves as well.
+
 Invariants (tests/integration/test_megatron_slices.py):
 - whatever tensor, pipeline and expert parallelism on either side, the parameters left by a model and taken by a copy
 are the model's, bit by bit;
@@ -16,6 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from megatron.core.models.gpt import GPTModel
 from verl.utils.megatron_utils import unwrap_model
 
@@ -26,6 +29,7 @@ _BLOCK = re.compile(r"^decoder\.layers\.(\d+)\.")
 # Experts in modules of their own, or grouped in one module (Transformer Engine).
 _EXPERT = re.compile(r"(?<=\.experts\.local_experts\.)\d+|(?<=\.experts\.linear_fc[12]\.weight)\d+")
 _GATED = re.compile(r"\.linear_fc1\.(weight|bias)\d*$")
+_ROUTER_BIAS = ".router.expert_bias"
 _EMBEDDING, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 
 
@@ -45,7 +49,17 @@ def own_parts(engine: Any) -> Iterator[Shard]:
 def own_bytes(engine: Any) -> int:
     """Return the bytes of `own_parts`; sizes alone are read, which offloaded parameters have as well."""
     model = gpt_model(engine)
-    return sum(parameter.nbytes for own, parameter in model.named_parameters() if _placed(own, parameter, model)[2])
+    return sum(parameter.nbytes for own, parameter in _parameters(model) if _placed(own, parameter, model)[2])
+
+
+def _parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all that training changes, under this rank's names."""
+    yield from model.named_parameters()
+    for name, buffer in model.named_buffers():
+        if name.endswith(_ROUTER_BIAS):
+            # As Megatron keeps it from the first pass on: a model in bfloat16 rounds it when it is built.
+            buffer.data = buffer.data.float()
+            yield name, buffer
 
 
 def _placed(own: str, parameter: Any, model: Any) -> tuple[Any, int | None, bool]:
@@ -61,7 +75,7 @@ def _placed(own: str, parameter: Any, model: Any) -> tuple[Any, int | None, bool
 def _parts(engine: Any) -> Iterator[tuple[Shard, bool]]:
     """Yield each part, and whether this rank is the first to hold the part."""
     model = gpt_model(engine)
-    for own, parameter in model.named_parameters():
+    for own, parameter in _parameters(model):
         tensor, dim, first = _placed(own, parameter, model)
         name = _EMBEDDING if is_second_head(own, model) else _whole_name(own, model)
         shape, offset = list(parameter.shape), [0] * parameter.dim()
