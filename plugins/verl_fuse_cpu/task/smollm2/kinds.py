@@ -1,7 +1,7 @@
 """The kinds of problems: a family of reasoning-gym with settings, and how a response's answer is read.
 
 `rates.py` measures how often the model answers each kind right before it is trained. README.md has the rates of the
-families that were tried, with other settings and examples; the kinds as they are were not measured.
+kinds, and of families that were tried with other settings and examples.
 """
 
 import re
