@@ -29,6 +29,7 @@ from verl_fuse.simulate.streamed import StreamedTail
 from verl_fuse.simulate.tail import inference_end
 from verl_fuse.simulate.tasks import ScheduledTask, Task, run_tasks
 from verl_fuse.simulate.trace import idle_share, timeline_of
+from verl_fuse.spec.micro_batches import FORWARD
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.timeline import CALL_STAGES, FUSED_UPDATE, GENERATION, UPDATE_WEIGHTS, Timeline
 from verl_fuse.spec.workload import Call, Workload
@@ -36,9 +37,6 @@ from verl_fuse.timeline.tracks import totals
 
 UNROLLED = 3
 """Steps in a row where calls of two steps can overlap; the last one counts."""
-
-FORWARD = 1 / 3
-"""The forward pass takes this share of the time that a token takes in an update."""
 
 PLACEMENT_DRAWS = 2
 """Rows of steps on which the critic's placement is chosen; it then holds for other ones, as at run time."""

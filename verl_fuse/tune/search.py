@@ -188,11 +188,9 @@ class Search:
 
     def _judge(self, tried: Sequence[Change]) -> None:
         """Keep the change of the largest gain, if one can be told from noise. Each trial sharpens the look at all."""
-        for change in tried:
-            if found := self._gained(change):
-                self._not_kept[_name(change)] = change, found
-        told = [(found.value, change) for change in tried if (found := self._gained(change)) and sure(found)]
-        if told:
+        measured = [(change, found) for change in tried if (found := self._gained(change))]
+        self._not_kept |= {_name(change): (change, found) for change, found in measured}
+        if told := [(found.value, change) for change, found in measured if sure(found)]:
             _, kept = min(told, key=lambda each: each[0])
             del self._not_kept[_name(kept)]
             self._kept.append(self._changed(kept))

@@ -26,15 +26,13 @@ from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockSt
 from verl_fuse.host.upstream.advantages import without_gradient
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.upstream.rows import read, rows, tags_of
+from verl_fuse.spec.micro_batches import FORWARD
 from verl_fuse.spec.timeline import UPDATE_ACTOR, ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS
 from verl_fuse_update.balance import Cut, balanced, cut_of, in_order, prompts_of, share_saved, work_of
 from verl_fuse_update.lean.options import LEAN, LeanOptions
 from verl_fuse_update.short_pass import ShortPass, run_short_pass
 
 logger = logging.getLogger(__name__)
-
-# The forward pass takes this share of the time that a token takes in an update.
-FORWARD = 1 / 3
 
 
 def saved_seconds(seconds: float, skipped: float, own: float, forwarded: float) -> float:
