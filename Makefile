@@ -54,7 +54,7 @@ demo: setup  ## Train GRPO on stock verl, in observe mode, and with what pays on
 	@echo "Comparison: $(RUNS)/demo.html"
 	@echo "Next, for a script of yours: $(BIN)/verl-fuse check --script run.sh"
 
-demo-real:  ## The same of a published language model of 135 M parameters (30 minutes)
+demo-real:  ## The same of a published language model of 135 M parameters (20 minutes)
 	@$(PYTHON) -m ci.room "$(RUNS)"
 	@$(MAKE) --no-print-directory setup-real
 	@mkdir -p "$(RUNS)"

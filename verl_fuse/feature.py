@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from verl_fuse.simulate.saving import Saving
 from verl_fuse.spec.block import written
 from verl_fuse.spec.composed import Get
 
 if TYPE_CHECKING:
     # Numba takes a second to import.
-    from verl_fuse.simulate.recorded import Recording, Saving
+    from verl_fuse.simulate.recorded import Recording
 
 PresetName = Literal["observe", "safe", "fast"]
 # Overrides of verl's configuration that switch verl-fuse on, in observe mode.
@@ -54,7 +55,7 @@ class Feature:
     measured: float = 1.0
     strategy: str = ""
     beside: str = ""
-    saving: Callable[["Recording"], "Saving"] | None = None
+    saving: Callable[["Recording"], Saving] | None = None
     bound: bool = False
     most: Callable[[Mapping[str, float]], str] | None = None
     fits: Fits | None = None

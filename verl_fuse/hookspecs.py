@@ -1,6 +1,6 @@
 """Defines the contract between verl-fuse and its plugins. Built-in features use these hooks and no other hook."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -8,6 +8,7 @@ import pluggy
 from omegaconf import DictConfig
 
 from verl_fuse.feature import Feature
+from verl_fuse.spec.composed import Get, getter
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event
 from verl_fuse.spec.memory import RankMemory
@@ -25,6 +26,27 @@ SINCE_1 = (
 
 hookspec = pluggy.HookspecMarker("verl_fuse")
 hookimpl = pluggy.HookimplMarker("verl_fuse")
+
+
+class Configured:
+    """A plugin with a `block` of configuration, records of its `features`, and `refused`, which yields what keeps a
+    configuration from running with it."""
+
+    block: type
+    features: Sequence[Feature]
+    refused: Callable[[Get], Iterable[Refusal]]
+
+    @hookimpl
+    def fuse_config(self) -> type:
+        return self.block
+
+    @hookimpl
+    def fuse_features(self) -> Sequence[Feature]:
+        return self.features
+
+    @hookimpl
+    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
+        return list(self.refused(getter(config)))
 
 
 class Trainer(Protocol):

@@ -1,17 +1,18 @@
 """Compare whole steps of the commonest public configuration, the case `common` of `ci.bench.step`: stock verl, one
 feature of the update after the other, and what `fuse.preset=fast` chooses.
 
-    python -m ci.bench.common [--arms stock fast] [--rounds 1] [--steps 11] [--layers 8] [--keep DIRECTORY]
+    python -m ci.bench.common [--task smollm2] [--arms stock fast] [--rounds 1] [--steps 11] [--layers 8] [--quick]
+        [--keep DIRECTORY]
 
 Each arm is a run of its own on the same prompts; ratios are of sums of seconds, stock over the arm, intervals 95 % over
 steps. `max_difference` is the largest of a parameter between stock and `fast` after three steps of the same rollouts,
 which stock records and all replay; `of_splits` that between two runs of stock with micro-batches of other sizes;
 `difference` and `difference_of_splits` are the norms of these differences, over that of the change from the first step
-to the last. With `--keep`, runs that are there already are not repeated.
+to the last. What describes the task is explained in `ci.bench.step`, and so is `--quick`, which leaves the differences
+out. With `--keep`, runs that are there already are not repeated.
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,49 +20,54 @@ from typing import Any
 
 import numpy as np
 
-from ci.bench.step import ALL, CASES, LAYERS, STOCK, TASK, TOKENS, Size, Steps, compared, of, overrides, run, shares
+from ci.bench.step import (
+    ALL,
+    CASES,
+    FAST,
+    STOCK,
+    Size,
+    Steps,
+    add_arms,
+    add_size,
+    compared,
+    described,
+    of,
+    overrides,
+    packed,
+    run,
+    shares,
+    size_of,
+    task_in,
+    told_of,
+    validation,
+)
 from ci.bench.support.runs import in_folder, launch, parser, to_and_fro
 from ci.upstream.ab.record import PARAMETERS, quantities
-from verl_fuse_cpu.task.make import make
 
 COMMON = CASES["common"]
-FAST = "fast"
-# The features of each arm are those of a rung of the case's ladder, and the preset alone.
-ARMS = {
-    STOCK: (COMMON, STOCK),
-    "balance": (COMMON, "balance"),
-    "old_log_prob": (COMMON, "skip_old_log_prob"),
-    "response_logits": (COMMON, ALL),
-    FAST: (replace(COMMON, features={"preset": ("fuse.preset=fast",)}), ALL),
-}
+# The arms of the case that are run, by the feature that each adds.
+ARMS = {STOCK: STOCK, "balance": "balance", "old_log_prob": "skip_old_log_prob", "response_logits": ALL, FAST: FAST}
 # Steps of the same rollouts, and the arms that compute them: the first generates (a replay draws new uids, and so other
 # mini-batches), the last has micro-batches of other sizes.
 REPLAYED = 3
 RECORDED, SPLIT = "recorded", "split"
-OF_REPLAY = {
-    RECORDED: (),
-    STOCK: (),
-    FAST: (),
-    SPLIT: (
-        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={TOKENS * 3 // 4}",
-        f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={TOKENS * 3 // 4}",
-        f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={TOKENS * 3 // 4}",
-    ),
-}
+OF_REPLAY = {RECORDED: STOCK, STOCK: STOCK, FAST: FAST, SPLIT: STOCK}
 
 
 def differences(folder: Path, task: Path, size: Size) -> dict[str, float]:
     """Return what training on the same rollouts makes of the parameters, `fast` beside stock and stock beside stock."""
-    for arm, others in OF_REPLAY.items():
-        home, (case, rung) = folder / f"replay-{arm}", ARMS.get(arm, (COMMON, STOCK))
+    for arm, rung in OF_REPLAY.items():
+        home = folder / f"replay-{arm}"
         if (home / "ended").exists():
             continue
-        settings = overrides(case, rung, task, home, replace(size, steps=REPLAYED - 1), 0)
-        settings += [*others, "trainer.val_before_train=false", "trainer.experiment_name=replay"]
+        settings = overrides(COMMON, rung, task, home, replace(size, steps=REPLAYED - 1), 0)
+        settings += packed(size.task.tokens * 3 // 4) if arm == SPLIT else ()
+        settings += ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.experiment_name=replay"]
         settings += ["skip.rollout_tq.enable=true", f"skip.rollout_tq.steps={list(range(1, REPLAYED + 1))}"]
         settings += [f"skip.rollout_tq.dump_dir={folder / 'rollouts'}"]
         home.mkdir(parents=True, exist_ok=True)
-        launch(home, "step_recorder", settings, home / "run.log", case.recipe, STEP_RECORD_DIR=str(home / "numbers"))
+        recipe, numbers = size.task.recipe.format(COMMON.algorithm), str(home / "numbers")
+        launch(home, "step_recorder", settings, home / "run.log", recipe, STEP_RECORD_DIR=numbers)
         (home / "ended").write_text(json.dumps(settings))
     stock, fast, split = (dict(_parameters(folder / f"replay-{arm}", REPLAYED)) for arm in (STOCK, FAST, SPLIT))
     before = dict(_parameters(folder / f"replay-{STOCK}", 1))
@@ -87,35 +93,36 @@ def _norm(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
 
 def main() -> None:
     arguments = parser(__doc__, "leave runs and measurements here, and go on with those that are there")
-    arguments.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(ARMS), help="with stock; all")
-    arguments.add_argument("--rounds", type=int, default=1)
-    arguments.add_argument("--steps", type=int, default=11, help="measured steps of a run")
-    arguments.add_argument("--layers", type=int, default=LAYERS, help="of the model")
+    add_size(arguments)
+    add_arms(arguments, ARMS, "with stock; default: all")
+    arguments.set_defaults(epoch=None)
     given = arguments.parse_args()
-    size = Size(given.steps, 3, given.layers)
+    size, rounds = size_of(given, arguments)
+    wanted = {STOCK, FAST} if given.quick else {STOCK, *(given.arms or ARMS)}
 
     def work(folder: Path) -> dict[str, Any]:
-        task = folder / f"task-{size.layers}"
-        make(task, replace(TASK, layers=size.layers), say=lambda line: print(line, file=sys.stderr))
+        task = task_in(folder, size)
 
         def steps(arm: str, number: int) -> Steps:
-            home, (case, rung) = folder / f"{number}-{arm}", ARMS[arm]
-            return run(home, case, overrides(case, rung, task, home, size, number))
+            home = folder / f"{number}-{arm}"
+            return run(home, size, COMMON, overrides(COMMON, ARMS[arm], task, home, size, number))
 
-        found = to_and_fro([arm for arm in ARMS if arm in {STOCK, *given.arms}], given.rounds, steps)
+        found = to_and_fro([arm for arm in ARMS if arm in wanted], rounds, steps)
         stock, every = found[STOCK], [step for steps in found.values() for step in steps]
         ratios = {arm: compared(stock, steps) for arm, steps in found.items() if arm != STOCK}
         return {
             "bench": "common",
+            **told_of(given, size, rounds),
             "arms": {arm: ratio["ratio"] for arm, ratio in ratios.items()},
             "intervals": {arm: ratio["interval"] for arm, ratio in ratios.items()},
-            **({"interval": ratios[FAST]["interval"]} if FAST in ratios else {}),
+            **({"interval": ratios[FAST]["interval"], **described(stock, found[FAST])} if FAST in ratios else {}),
+            **validation(found),
             "lost": int(sum(of(every, "lost"))),
             "duplicated": int(sum(of(every, "duplicated"))),
             "steps": len(stock),
             "tokens": {arm: int(sum(of(steps, "tokens"))) for arm, steps in found.items()},
             "shares": {arm: shares(steps) for arm, steps in found.items()},
-            **(differences(folder, task, size) if FAST in ratios else {}),
+            **(differences(folder, task, size) if FAST in ratios and not given.quick else {}),
         }
 
     in_folder(given.keep, work, again=True)

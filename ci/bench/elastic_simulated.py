@@ -33,7 +33,7 @@ from verl_fuse.cost.calibration import FRAMEWORK
 from verl_fuse.simulate.calls import freed_inference
 from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.elastic import ElasticResult as Run
-from verl_fuse.simulate.elastic import cut_and_migrate, infer_on_freed, shared_prefixes
+from verl_fuse.simulate.elastic import cut_and_migrate, shared_prefixes
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
 from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
@@ -41,6 +41,7 @@ from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost, least_survivors, migrated, trigger_time
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.arrays import Floats
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.timeline import GENERATION, OLD_LOG_PROB, REF_LOG_PROB
@@ -113,6 +114,33 @@ class Setup:
         compute; then on all replicas."""
         end, early = infer_on_freed(run, self.replicas, self.inference)
         return Spent(end, float(run.ends.sum()) + early + self.replicas * (end - run.seconds))
+
+
+def infer_on_freed(run: Run, replicas: int, inference: InferenceWork) -> tuple[float, float]:
+    """Run inference on the devices of replicas that are done, and of the `replicas` that never ran, while others still
+    generate; then on all devices.
+
+    When it ends, and replica-seconds in which devices loaded models or computed before generation ended. For devices
+    that replicas do not share (`InferenceWork.dedicated`), without headroom.
+    """
+    end = run.seconds
+    given_up = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))])
+    releases = given_up + inference.load_seconds
+    order = np.argsort(run.rollout.finish)
+    finish, work = run.rollout.finish[order], inference.work(run.rollout.requests)[order]
+
+    def done(times: Floats) -> Floats:
+        """Work that could be done until then."""
+        return np.maximum(0.0, times[:, None] - releases).sum(axis=1) / inference.slice_factor
+
+    # Work that is ready at some time was not begun before: the most demanding of these times decides.
+    left = np.cumsum(work[::-1])[::-1]
+    latest = float((done(finish) + left).max())
+    late = max(0.0, latest - float(done(np.array([end]))[0]))
+    inferred = end + late / replicas
+    last = inference.last_seconds if work.any() else 0.0
+    loading = float(np.clip(end - given_up, 0.0, inference.load_seconds).sum())
+    return max(inferred, end + last), loading + float(work.sum() - late) * inference.slice_factor
 
 
 def make_setup(name: str, response: str | None) -> Setup:

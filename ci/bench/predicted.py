@@ -5,10 +5,10 @@ then measure both: FSDP2 and vLLM on two ranks without an accelerator.
 
 Each recipe runs in observe mode with its own batch and with twice as many prompts. Of each run the stages are predicted
 from a profile of the machine, with the floors of the software read off the run of the other size: `stages` has seconds
-[measured, predicted]. `advised` is what `verl-fuse advise` says of the run, in times as fast as observe mode:
-`predicted`, and `measured` by a run with these features. Errors are |predicted / measured - 1|; of the advised sets
-those count that switch something on, and whose prediction is no bound (`at_most`). With `--keep`, what is there already
-is not repeated.
+[measured, predicted], medians over its steps. `advised` is what `verl-fuse advise` says of the run, in times as fast as
+observe mode: `predicted`, and `measured` by a run with these features. Errors are |predicted / measured - 1|; of the
+advised sets those count that switch something on, and whose prediction is no bound (`at_most`). With `--keep`, what is
+there already is not repeated.
 """
 
 import json

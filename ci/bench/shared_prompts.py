@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ci.bench.step import CASES, LAYERS, STOCK, TASK, TOKENS, Case, Size, Steps, compared, of, overrides, run
-from ci.bench.step import PACKED as PACKED_ROWS
+from ci.bench.step import CASES, EUCLID, LAYERS, STOCK, TASK, Case, Size, Steps, compared, of, overrides, run
 from ci.bench.support.runs import in_folder, parser, to_and_fro
 from verl_fuse_cpu.task import tokenizer
 from verl_fuse_cpu.task.make import make
@@ -37,15 +36,10 @@ ARMS = (STOCK, PADDED, *FEATURES)
 WORK = {"old_log_prob": "old_log_prob", "ref": "ref", "update": "update_actor"}
 
 
-def case_of(arm: str, budget: int = TOKENS) -> tuple[Case, str]:
+def case_of(arm: str) -> tuple[Case, str]:
     """Return the case with the features of an arm, and the arm of the case."""
     common = CASES["common"]
-    longer = (
-        *common.overrides,
-        "data.max_prompt_length=256",
-        "actor_rollout_ref.rollout.max_model_len=512",
-        *(override.replace(f"={TOKENS}", f"={budget}") for override in PACKED_ROWS if override.endswith(f"={TOKENS}")),
-    )
+    longer = (*common.overrides, "data.max_prompt_length=256", "actor_rollout_ref.rollout.max_model_len=512")
     if arm in FEATURES:
         return replace(common, overrides=longer, features={arm: FEATURES[arm]}), "all"
     padding = ("actor_rollout_ref.model.use_remove_padding=false",) if arm == PADDED else ()
@@ -106,9 +100,9 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=1)
     arguments.add_argument("--steps", type=int, default=8, help="measured steps of a run")
     arguments.add_argument("--layers", type=int, default=LAYERS, help="of the model")
-    arguments.add_argument("--budget", type=int, default=TOKENS, help="tokens of a micro-batch")
+    arguments.add_argument("--budget", type=int, default=EUCLID.tokens, help="tokens of a micro-batch")
     given = arguments.parse_args()
-    size = Size(given.steps, 3, given.layers)
+    size = Size(given.steps, EUCLID.epoch, given.layers, replace(EUCLID, tokens=given.budget))
 
     def work(folder: Path) -> dict[str, Any]:
         cases, every = [], []
@@ -116,10 +110,10 @@ def main() -> None:
             task = make_task(folder, prompts, given.layers)
 
             def steps(arm: str, number: int, prompts: float = prompts, task: Path = task) -> Steps:
-                name = f"{prompts:g}-{number}-{arm}" + (f"-{given.budget}" if given.budget != TOKENS else "")
-                home, (case, rung) = folder / name, case_of(arm, given.budget)
+                name = f"{prompts:g}-{number}-{arm}" + (f"-{given.budget}" if given.budget != EUCLID.tokens else "")
+                home, (case, rung) = folder / name, case_of(arm)
                 alone = {"STEP_BENCH_UNSHARED": "1"} if arm == PACKED else {}
-                return run(home, case, overrides(case, rung, task, home, size, number), **alone)
+                return run(home, size, case, overrides(case, rung, task, home, size, number), **alone)
 
             found = to_and_fro(ARMS, given.rounds, steps)
             every += [step for steps in found.values() for step in steps]

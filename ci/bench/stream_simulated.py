@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.compare import estimate
@@ -59,7 +59,9 @@ def placed(plan: Plan, size: int) -> Plan:
     return replace(plan, calls=(generate, *plan.calls[1:]))
 
 
-def fitting(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> Iterator[tuple[int, Plan]]:
+def fitting(
+    workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions
+) -> Iterator[tuple[int, Plan]]:
     """Yield sizes of a replica that hold a copy of the actor, with their plans."""
     for size in (1, 2, 4, 8):
         found = placed(plan, size)

@@ -1,10 +1,11 @@
 """Change one constant of a function: everything else stays upstream's own code."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from types import FunctionType, ModuleType
 
 from verl_fuse.errors import FuseError
+from verl_fuse_patches.registry import Patch, owner_of
 
 # Megatron's names of the device or the type of a tensor on CUDA, and the names of the same on the host.
 ON_HOST = {"cuda": "cpu"} | {
@@ -33,24 +34,30 @@ def with_constant(function: FunctionType, old: str, new: str) -> FunctionType:
     return copy
 
 
-def set_constants(module: ModuleType, qualnames: tuple[str, ...], constants: Mapping[str, str]) -> None:
-    """Replace string constants in the named functions and methods of `module`, where a function has them."""
+def on_host(name: str, target: str, fingerprint: str, *, reason: str, remove_when: str) -> Patch:
+    """Return a patch under which the targets, functions and methods of Megatron, work on the host instead of CUDA."""
+    module, _, qualnames = target.partition(":")
+    return Patch(
+        name=name,
+        reason=reason,
+        upstream=f"https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/{module.replace('.', '/')}.py",
+        target=target,
+        fingerprints={"==0.16.1": fingerprint},
+        remove_when=remove_when,
+        apply=partial(_set_constants, qualnames=qualnames.split(",")),
+    )
+
+
+def _set_constants(module: ModuleType, qualnames: Iterable[str]) -> None:
+    """Replace the constants of CUDA in the named functions and methods of `module`, where a function has them."""
     for qualname in qualnames:
-        owner: object = module
-        *classes, name = qualname.split(".")
-        for part in classes:
-            owner = getattr(owner, part)
+        owner, name = owner_of(module, qualname)
         found = vars(owner)[name]
         function = found.__func__ if isinstance(found, classmethod) else found
-        for old, new in constants.items():
+        for old, new in ON_HOST.items():
             if _with(function.__code__.co_consts, old, new) != function.__code__.co_consts:
                 function = with_constant(function, old, new)
         setattr(owner, name, classmethod(function) if isinstance(found, classmethod) else function)
-
-
-def on_host(qualnames: tuple[str, ...]) -> Callable[[ModuleType], None]:
-    """Return a patch's `apply` under which the named functions and methods work on the host instead of CUDA."""
-    return partial(set_constants, qualnames=qualnames, constants=ON_HOST)
 
 
 def _with(constants: tuple[object, ...], old: str, new: str) -> tuple[object, ...]:

@@ -5,26 +5,15 @@ refuses states on the CPU, because NCCL could not broadcast them. The broadcast 
 works. So the check is left out; everything else of the broadcast is torch's.
 """
 
-from collections.abc import Sequence
-from types import ModuleType
-
-from verl_fuse_patches.registry import Patch
-
-
-def apply(module: ModuleType) -> None:
-    def unchecked(module_states: Sequence[object]) -> None:
-        """Accept states on any device."""
-
-    module._check_module_states_for_sync_module_states = unchecked  # type: ignore[attr-defined]
-
+from verl_fuse_patches.registry import Patch, around
 
 PATCH = Patch(
     name="flat_states",
     reason="FSDP1 refuses to broadcast weights that are on the CPU, which gloo can",
     upstream="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/fsdp/_init_utils.py",
-    distributions=("torch",),
     target="torch.distributed.fsdp._init_utils:_check_module_states_for_sync_module_states",
     fingerprints={">=2.11,<2.14": "3fe23eb1468a7393"},
     remove_when="torch lets a process group that serves the CPU broadcast a module's states",
-    apply=apply,
+    # States on any device are accepted.
+    apply=around({"_check_module_states_for_sync_module_states": lambda original, module_states: None}),
 )

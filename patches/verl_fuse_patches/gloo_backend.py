@@ -20,7 +20,6 @@ PATCH = Patch(
     name="gloo_backend",
     reason='the backend string "cpu:gloo,cpu:gloo" names the device type cpu twice; torch refuses it',
     upstream="https://github.com/verl-project/verl/issues/6237",
-    distributions=("verl",),
     target="verl.utils.distributed:initialize_global_process_group,initialize_global_process_group_ray",
     fingerprints={">=0.9.1,<0.10": "4c55bb2b77b118fe"},
     remove_when="verl leaves out the second half of the string when the device is the CPU",

@@ -19,7 +19,6 @@ PATCH = Patch(
     name="mbridge_device",
     reason="models are moved by Module.cuda",
     upstream="https://github.com/ISEEKYAN/mbridge/blob/main/mbridge/core/util.py",
-    distributions=("mbridge",),
     target="mbridge.core.util:get_model",
     fingerprints={"==0.15.1": "461103d3c996dee2"},
     remove_when="mbridge moves models by Module.to",

@@ -4,11 +4,10 @@ Transformer Engine fuses a norm into the next linear layer, Megatron's own layer
 differently. mbridge knows the fused names only.
 """
 
-import functools
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
-from verl_fuse_patches.registry import Patch
+from verl_fuse_patches.registry import Patch, around
 
 # Megatron's own name -> the name of the norm fused into the linear layer after the norm.
 NORMS = {
@@ -17,25 +16,18 @@ NORMS = {
 }
 
 
-def apply(module: ModuleType) -> None:
-    original = module.Bridge._weight_name_mapping_mcore_to_hf
-
-    @functools.wraps(original)
-    def mapped(self: Any, mcore_weights_name: str) -> list[str]:
-        for own, fused in NORMS.items():
-            mcore_weights_name = mcore_weights_name.replace(own, fused)
-        return original(self, mcore_weights_name)
-
-    module.Bridge._weight_name_mapping_mcore_to_hf = mapped
+def mapped(original: Callable[..., list[str]], self: Any, mcore_weights_name: str) -> list[str]:
+    for own, fused in NORMS.items():
+        mcore_weights_name = mcore_weights_name.replace(own, fused)
+    return original(self, mcore_weights_name)
 
 
 PATCH = Patch(
     name="mbridge_norm_names",
     reason="norms of Megatron's own layers are not in the table of names",
     upstream="https://github.com/ISEEKYAN/mbridge/blob/main/mbridge/core/bridge.py",
-    distributions=("mbridge",),
     target="mbridge.core.bridge:Bridge._weight_name_mapping_mcore_to_hf",
     fingerprints={"==0.15.1": "8e1e8912a59dc33d"},
     remove_when="mbridge knows the names of Megatron's own layers",
-    apply=apply,
+    apply=around({"Bridge._weight_name_mapping_mcore_to_hf": mapped}),
 )

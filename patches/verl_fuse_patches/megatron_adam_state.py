@@ -7,47 +7,40 @@ for all weights. The patch makes the state before Megatron asks for it, like the
 a counter of its own with the steps that were loaded.
 """
 
-import functools
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
-from verl_fuse_patches.registry import Patch
+from verl_fuse_patches.registry import Patch, around
 
 
-def apply(module: ModuleType) -> None:
-    state_dict, load_state_dict = module.DistributedOptimizer.state_dict, module.DistributedOptimizer.load_state_dict
+def with_state(original: Callable[..., Any], self: Any) -> Any:
+    import torch
 
-    @functools.wraps(state_dict)
-    def with_state(self: Any) -> Any:
-        import torch
-
-        if not self.optimizer.state:
-            for group in self.optimizer.param_groups:
-                for weight in group["params"]:
-                    zeros = {name: torch.zeros_like(weight.data) for name in ("exp_avg", "exp_avg_sq")}
-                    self.optimizer.state[weight] = {"step": torch.tensor(0.0), **zeros}
-        return state_dict(self)
-
-    @functools.wraps(load_state_dict)
-    def with_counters(self: Any, *args: Any, **kwargs: Any) -> None:
-        import torch
-
-        load_state_dict(self, *args, **kwargs)
+    if not self.optimizer.state:
         for group in self.optimizer.param_groups:
             for weight in group["params"]:
-                self.optimizer.state[weight]["step"] = torch.tensor(float(group["step"]))
+                zeros = {name: torch.zeros_like(weight.data) for name in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[weight] = {"step": torch.tensor(0.0), **zeros}
+    return original(self)
 
-    module.DistributedOptimizer.state_dict = with_state
-    module.DistributedOptimizer.load_state_dict = with_counters
+
+def with_counters(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    import torch
+
+    original(self, *args, **kwargs)
+    for group in self.optimizer.param_groups:
+        for weight in group["params"]:
+            self.optimizer.state[weight]["step"] = torch.tensor(float(group["step"]))
 
 
 PATCH = Patch(
     name="megatron_adam_state",
     reason="a fresh process cannot load a checkpoint, or forgets how many steps there were",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py",
-    distributions=("megatron-core",),
     target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.state_dict,DistributedOptimizer.load_state_dict",
     fingerprints={"==0.16.1": "0a2061494b87e4f7"},
     remove_when="Megatron loads torch's Adam as it saves it",
-    apply=apply,
+    apply=around(
+        {"DistributedOptimizer.state_dict": with_state, "DistributedOptimizer.load_state_dict": with_counters}
+    ),
 )

@@ -20,7 +20,6 @@ PATCH = Patch(
     name="megatron_device",
     reason="buffers are made on torch.cuda.current_device(), which a torch without CUDA does not have",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/p2p_communication.py",
-    distributions=("megatron-core",),
     target="megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator._communicate_shapes,P2PCommunicator._communicate",
     fingerprints={"==0.16.1": "0ee4cb15b76f8b21"},
     remove_when="Megatron asks for the device of what it works on",

@@ -23,7 +23,6 @@ PATCH = Patch(
     name="megatron_random",
     reason="random states of CUDA are read when a model is seeded",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/random.py",
-    distributions=("megatron-core",),
     target="megatron.core.tensor_parallel.random:initialize_rng_tracker,model_parallel_cuda_manual_seed",
     fingerprints={"==0.16.1": "58419a493aead8bc"},
     remove_when="Megatron tracks states of the generator of the device that training runs on",

@@ -5,30 +5,22 @@ attention ignores the mask; Megatron's own softmax, the only one on a CPU, would
 scores. With padding on the right, causal attention of valid tokens never looks at padding, so no mask is right.
 """
 
-import functools
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
-from verl_fuse_patches.registry import Patch
+from verl_fuse_patches.registry import Patch, around
 
 
-def apply(module: ModuleType) -> None:
-    original = module.FusedScaleMaskSoftmax.forward
-
-    @functools.wraps(original)
-    def forward(self: Any, input: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(self, input, None if mask is not None and mask.dim() == 2 else mask, *args, **kwargs)
-
-    module.FusedScaleMaskSoftmax.forward = forward
+def forward(original: Callable[..., Any], self: Any, input: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(self, input, None if mask is not None and mask.dim() == 2 else mask, *args, **kwargs)
 
 
 PATCH = Patch(
     name="megatron_softmax_mask",
     reason="a mask of valid tokens (samples x tokens) is applied to the scores",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/fusions/fused_softmax.py",
-    distributions=("megatron-core",),
     target="megatron.core.fusions.fused_softmax:FusedScaleMaskSoftmax.forward",
     fingerprints={"==0.16.1": "119671ef61a02bac"},
     remove_when="verl passes Megatron's own attention a mask of scores, or none",
-    apply=apply,
+    apply=around({"FusedScaleMaskSoftmax.forward": forward}),
 )

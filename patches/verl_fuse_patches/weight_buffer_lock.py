@@ -6,32 +6,24 @@ for itself.
 """
 
 import fcntl
-import functools
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
-from verl_fuse_patches.registry import Patch
+from verl_fuse_patches.registry import Patch, around
 
 
-def apply(module: ModuleType) -> None:
-    original = module.create_shared_memory
-
-    @functools.wraps(original)
-    def create_shared_memory(size: int, name: str) -> Any:
-        memory = original(size, name)
-        fcntl.flock(memory._fd, fcntl.LOCK_SH)
-        return memory
-
-    module.create_shared_memory = create_shared_memory  # type: ignore[attr-defined]
+def create_shared_memory(original: Callable[..., Any], size: int, name: str) -> Any:
+    memory = original(size, name)
+    fcntl.flock(memory._fd, fcntl.LOCK_SH)
+    return memory
 
 
 PATCH = Patch(
     name="weight_buffer_lock",
     reason="killed runs leave buffers in /dev/shm that cannot be told from those in use",
     upstream="https://github.com/verl-project/verl/blob/v0.9.1/verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py",
-    distributions=("verl",),
     target="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:create_shared_memory",
     fingerprints={">=0.9.1,<0.10": "96956b47f980b6fe"},
     remove_when="verl removes the shared memory of dead runs itself",
-    apply=apply,
+    apply=around({"create_shared_memory": create_shared_memory}),
 )

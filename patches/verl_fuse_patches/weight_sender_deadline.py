@@ -6,16 +6,15 @@ the connection, and ends with an error that names the receiver's process as soon
 VERL_FUSE_WEIGHT_SYNC_TIMEOUT seconds (default 600) have passed.
 """
 
-import functools
 import os
 import socket
 import struct
 import time
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse_patches.registry import Patch
+from verl_fuse_patches.registry import Patch, around
 
 TIMEOUT_VARIABLE = "VERL_FUSE_WEIGHT_SYNC_TIMEOUT"
 # An answer that was sent before the receiver closed its end is still delivered within so many seconds.
@@ -89,25 +88,17 @@ def _peer_pid(descriptor: int) -> int | str:
     return struct.unpack("3i", credentials)[0]
 
 
-def apply(module: ModuleType) -> None:
-    sender = module.BucketedWeightSender
-    original = sender._init_socket
-
-    @functools.wraps(original)
-    def _init_socket(self: Any) -> None:
-        original(self)
-        self.socket = WatchedSocket(self.socket, self.zmq_handle, float(os.environ.get(TIMEOUT_VARIABLE, "600")))
-
-    sender._init_socket = _init_socket
+def init_socket(original: Callable[..., None], self: Any) -> None:
+    original(self)
+    self.socket = WatchedSocket(self.socket, self.zmq_handle, float(os.environ.get(TIMEOUT_VARIABLE, "600")))
 
 
 PATCH = Patch(
     name="weight_sender_deadline",
     reason="a receiver that dies during a weight sync leaves the sender in recv() for ever",
     upstream="https://github.com/verl-project/verl/pull/7366",
-    distributions=("verl",),
     target="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender",
     fingerprints={">=0.9.1,<0.10": "3d4eddd00344fed6"},
     remove_when="verl bounds the sender's waits and reports a dead receiver (the linked pull request)",
-    apply=apply,
+    apply=around({"BucketedWeightSender._init_socket": init_socket}),
 )

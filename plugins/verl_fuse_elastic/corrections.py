@@ -1,7 +1,15 @@
-"""Correct forecasts by outcomes of earlier steps: by seconds of each sample beside decoding (`unforetold.py`), and by a
-miss that depends on the number of replicas (`outcomes.py`). Pure.
+"""Correct forecasts by outcomes of earlier steps: by seconds of each sample beside decoding, and by a miss that depends
+on the number of replicas (`outcomes.py`). Pure.
 
-Invariants (tests/unit/elastic/test_corrections.py, test_learned.py):
+Prefill above all grows with the samples that a replica gets, so a forecast of decoding alone flatters few replicas more
+than many. The error is taken from replica-seconds, of all replicas together: the time of the slowest depends more on
+its longest response than on its samples.
+
+Invariants (tests/unit/elastic/test_corrections.py, test_unforetold.py, test_learned.py):
+- where every sample costs its replica the same seconds beside decoding, forecasts are right from the second step on,
+  for any number of replicas;
+- these seconds are never below 0: a forecast that was too long tells nothing about the work beside decoding;
+- one strange step changes them by less than half of the error of its forecast;
 - each of the two learns from the part that the other leaves unexplained: together they foretell a step right that both
   could explain;
 - the data written with a checkpoint makes the corrections in memory.
@@ -14,7 +22,23 @@ from typing import Any
 from verl_fuse.spec.kept import amount
 from verl_fuse_elastic.outcomes import Outcomes
 from verl_fuse_elastic.scaling import Forecast
-from verl_fuse_elastic.unforetold import Unforetold
+
+# The share of the newest step's error that is taken in, where there were earlier steps.
+NEWEST_REST = 0.4
+
+
+@dataclass
+class Unforetold:
+    """`seconds` of a replica for each of its samples, beside decoding; `known` once a step was foretold."""
+
+    seconds: float = 0.0
+    known: bool = False
+
+    def learn(self, foretold: float, held: float, samples: int) -> None:
+        """Take in a step of `samples` samples that took `held` replica-seconds, where its forecast was `foretold`."""
+        weight = NEWEST_REST if self.known else 1.0
+        self.seconds = max(0.0, self.seconds + weight * (held - foretold) / samples)
+        self.known = True
 
 
 @dataclass

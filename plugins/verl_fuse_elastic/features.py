@@ -3,23 +3,24 @@
 from typing import TYPE_CHECKING
 
 from verl_fuse.feature import Feature, Fits
+from verl_fuse.simulate.saving import Saving
 from verl_fuse.spec.composed import ROLLOUT, Get, one_replica
 
 if TYPE_CHECKING:
-    from verl_fuse.simulate.recorded import Recording, Saving
+    from verl_fuse.simulate.recorded import Recording
 
 
 def _one_sample(get: Get) -> str | None:
     return "a prompt has one sample (rollout.n)" if (get(f"{ROLLOUT}.n") or 1) < 2 else one_replica(get)
 
 
-def _elastic(run: "Recording") -> "Saving":
+def _elastic(run: "Recording") -> Saving:
     """Lengths are known in advance: no prediction can do better."""
     import numpy as np
 
     from verl_fuse.simulate.draw import DrawnLengths
     from verl_fuse.simulate.elastic import best_assignment, run_elastic
-    from verl_fuse.simulate.recorded import Saving, begin
+    from verl_fuse.simulate.recorded import begin
 
     if not run.dedicated:
         return Saving("devices are shared and saturated: a replica that stops leaves none free")

@@ -16,7 +16,6 @@ from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost, decode_cost
-from verl_fuse.timeline.generated import generated_tokens
 from verl_fuse.timeline.warm import WarmTracks
 from verl_fuse_elastic.corrections import Corrections
 from verl_fuse_elastic.ledger import starting
@@ -42,12 +41,6 @@ class ElasticHistory:
         visits = [(prompts[uid], found) for uid, found in lengths.items() if uid in prompts]
         self.predictor.observe(visits)
         return calibration([(prompt.prediction, found) for prompt, found in visits if prompt.prediction is not None])
-
-    def learn_turns(
-        self, timeline: Timeline, prompts: Mapping[str, Prompt], lengths: Mapping[str, Sequence[int]]
-    ) -> None:
-        """Take in which part of the step's response tokens, given as for `learn_lengths`, engines generated."""
-        self.shares.learn(generated_tokens(timeline), prompts, lengths)
 
     def learn_costs(self, timeline: Timeline, capacity: Capacity) -> None:
         """Take in a finished step; a replica's engine has `capacity`."""

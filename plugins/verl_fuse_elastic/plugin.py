@@ -5,13 +5,11 @@ from functools import partial
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import Feature
-from verl_fuse.hookspecs import Trainer, hookimpl
-from verl_fuse.spec.composed import getter
+from verl_fuse.hookspecs import Configured, Trainer, hookimpl
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import CheckpointSaved, Event, Generated, Polled, SetUp, StepBegun, StepEnded
 from verl_fuse.spec.prompts import Prediction, Prompt
-from verl_fuse.spec.step import Migration, Refusal, ReplicaView, RolloutView
+from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.generated import generated_share, generated_tokens
 from verl_fuse_elastic.added import add
@@ -35,26 +33,15 @@ def standalone(host: Any, groups: Mapping[str, Any], **settings: Any) -> Any:
     return with_pool(host, groups, **settings)
 
 
-class ElasticPlugin:
+class ElasticPlugin(Configured):
     """Assign, scale and release as `fuse.elastic` asks; answer nothing in a run that has `fuse.elastic` switched
     off."""
 
     HOOK_API = 2
+    block, features, refused = ElasticConfig, FEATURES, staticmethod(refusals)
 
     def __init__(self) -> None:
         self._run: _Run | None = None
-
-    @hookimpl
-    def fuse_config(self) -> type:
-        return ElasticConfig
-
-    @hookimpl
-    def fuse_features(self) -> Sequence[Feature]:
-        return FEATURES
-
-    @hookimpl
-    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
-        return list(refusals(getter(config)))
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
@@ -150,7 +137,7 @@ class _Run:
             case StepEnded(timeline=timeline):
                 self.scaler.end_step(self.learned.corrections)
                 self.learned.learn_costs(timeline, self._capacity)
-                self.learned.learn_turns(timeline, self._prompts, self._lengths)
+                self.learned.shares.learn(generated_tokens(timeline), self._prompts, self._lengths)
 
     def metrics(self, timeline: Timeline) -> Mapping[str, float]:
         found = {**prefill_metrics(timeline), **self._calibration}

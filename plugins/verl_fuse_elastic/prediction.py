@@ -118,11 +118,8 @@ def calibration(visits: Sequence[tuple[Prediction, Sequence[int]]]) -> dict[str,
 
 def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
     """Return Spearman's rho, where ties share their mean rank; None where one side is constant."""
-    ranks = [_ranks(values) - (len(values) - 1) / 2 for values in (first, second)]
-    norms = [float(np.sqrt((r * r).sum())) for r in ranks]
-    if not all(norms):
-        return None
-    return float((ranks[0] * ranks[1]).sum() / (norms[0] * norms[1]))
+    ranks = [_ranks(values) for values in (first, second)]
+    return float(np.corrcoef(ranks)[0, 1]) if all(map(np.ptp, ranks)) else None
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -2,29 +2,26 @@
 
 from collections.abc import Iterator
 
-from verl_fuse.spec.composed import MODEL, ROLLOUT, Get, on_accelerators, required, required_if_set
+from verl_fuse.spec.composed import MODEL, ROLLOUT, Get, needed_beside, of_mode_fuse, on_accelerators
 from verl_fuse.spec.step import Refusal
 
-_BLOCK, _NEEDS, _STANDALONE = "fuse.elastic", "fuse.elastic.enabled=true needs", "fuse.elastic.standalone needs"
+_BLOCK, _ON, _STANDALONE = "fuse.elastic", "fuse.elastic.enabled=true", "fuse.elastic.standalone"
+# Keys, and the value that they need where prompts are routed, with the words about it.
+_ROUTED = {
+    f"{ROLLOUT}.name": ("vllm", "vllm: routing has not been run with another engine"),
+    f"{ROLLOUT}.full_determinism": (False, "false: both decide where a request runs"),
+    f"{ROLLOUT}.router_config_path": (None, "null: both decide where a request runs"),
+}
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
     """Yield the reasons why this configuration cannot run with `fuse.elastic` as set."""
     if get("fuse.elastic.enabled"):
-        yield from _routing(get)
+        yield from of_mode_fuse(get, _ON)
+        yield from needed_beside(get, _ON, _ROUTED)
         yield from _scaling(get)
         if get("fuse.elastic.standalone"):
             yield from _standalone(get)
-
-
-def _routing(get: Get) -> Iterator[Refusal]:
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} trainer.v1.trainer_mode=fuse")})
-    needs = {
-        f"{ROLLOUT}.name": ("vllm", f"{_NEEDS} vllm: routing has not been run with another engine"),
-        f"{ROLLOUT}.full_determinism": (False, f"{_NEEDS} false: both decide where a request runs"),
-        f"{ROLLOUT}.router_config_path": (None, f"{_NEEDS} null: both decide where a request runs"),
-    }
-    yield from required_if_set(get, needs)
 
 
 def _scaling(get: Get) -> Iterator[Refusal]:
@@ -40,8 +37,8 @@ def _scaling(get: Get) -> Iterator[Refusal]:
         allowed = f"{_BLOCK}.release=true needs true: a replica that keeps its memory gives no device back"
         yield Refusal(key, False, allowed)
     if get(f"{_BLOCK}.release") and cut is not None and cut < 1:
-        allowed = f"{_BLOCK}.cut_fraction={cut:g} needs false: a prefill server alone cannot finish a request"
-        yield from required_if_set(get, {f"{ROLLOUT}.disaggregation.enabled": (False, allowed)})
+        finishes = (False, "false: a prefill server alone cannot finish a request")
+        yield from needed_beside(get, f"{_BLOCK}.cut_fraction={cut:g}", {f"{ROLLOUT}.disaggregation.enabled": finishes})
     threshold = get("fuse.interstage.enabled") and get("fuse.interstage.migration_threshold")
     for key in ("scale", "release"):
         if get(f"{_BLOCK}.{key}") and threshold:
@@ -52,7 +49,7 @@ def _scaling(get: Get) -> Iterator[Refusal]:
 def _standalone(get: Get) -> Iterator[Refusal]:
     ranks = [key for key in (f"{MODEL}.lora_rank", f"{MODEL}.lora.rank") if get(key)]
     if ranks and not get(f"{MODEL}.lora.merge"):
-        allowed = f"{_STANDALONE} {MODEL}.lora.merge=true: an adapter alone is not sent"
+        allowed = f"{_STANDALONE} needs {MODEL}.lora.merge=true: an adapter alone is not sent"
         yield Refusal(ranks[0], get(ranks[0]), allowed)
-    allowed = f"{_STANDALONE} false: such a replica has servers of two kinds"
-    yield from required_if_set(get, {f"{ROLLOUT}.disaggregation.enabled": (False, allowed)})
+    of_two_kinds = (False, "false: such a replica has servers of two kinds")
+    yield from needed_beside(get, _STANDALONE, {f"{ROLLOUT}.disaggregation.enabled": of_two_kinds})

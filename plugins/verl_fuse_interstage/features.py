@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_fuse.feature import Feature, Fits
+from verl_fuse.simulate.saving import SCORE_STAGES, Saving
 from verl_fuse.spec.composed import (
     ACTOR,
     MODEL,
@@ -17,7 +18,7 @@ from verl_fuse.spec.composed import (
 from verl_fuse.spec.model_names import parameters_of_path
 
 if TYPE_CHECKING:
-    from verl_fuse.simulate.recorded import Recording, Saving
+    from verl_fuse.simulate.recorded import Recording
 
 
 def _inferring(get: Get) -> list[str]:
@@ -57,8 +58,7 @@ def _copies(get: Get) -> str:
     return f"host memory: on each node {keep} of {held}, {each}{least}; counted anew before step 1{untried}"
 
 
-def _moved_tail(run: "Recording") -> "Saving":
-    from verl_fuse.simulate.recorded import SCORE_STAGES, Saving
+def _moved_tail(run: "Recording") -> Saving:
     from verl_fuse.simulate.tail import migrated, trigger_time, unmigrated
 
     threshold, inference = run.threshold, run.inference
@@ -79,8 +79,6 @@ def _moved_tail(run: "Recording") -> "Saving":
 
 
 def _all_of_inference(stages: Mapping[str, float]) -> str:
-    from verl_fuse.simulate.recorded import SCORE_STAGES
-
     inference = sum(stages.get(stage, 0.0) for stage in SCORE_STAGES)
     return (
         f"saves at most the {inference:.2f} s of inference, and nothing where generation keeps the devices busy; "

@@ -6,12 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import Feature
-from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.hookspecs import Configured, Trainer, hookimpl
 from verl_fuse.spec.composed import ACTOR, CRITIC, getter, has_critic
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event, StepBegun
-from verl_fuse.spec.step import LaneView, Migration, Refusal, RequestView, RolloutView
+from verl_fuse.spec.step import LaneView, Migration, RequestView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse_interstage.config import InterstageConfig
 from verl_fuse_interstage.connector import connector_params
@@ -40,10 +39,11 @@ def slices(host: Any, groups: Mapping[str, Any], **settings: Any) -> Any:
     return with_slices(host, groups, **settings)
 
 
-class InterstagePlugin:
+class InterstagePlugin(Configured):
     """Stream finished samples and move the tail, where `fuse.interstage` asks for that and something is gained."""
 
     HOOK_API = 2
+    block, features, refused = InterstageConfig, FEATURES, staticmethod(refusals)
 
     def __init__(self) -> None:
         self._block = InterstageConfig()
@@ -53,18 +53,6 @@ class InterstagePlugin:
         self._by_prompt = False
         self._decisions: Decisions | None = None
         self._hindrances = Hindrances()
-
-    @hookimpl
-    def fuse_config(self) -> type:
-        return InterstageConfig
-
-    @hookimpl
-    def fuse_features(self) -> Sequence[Feature]:
-        return FEATURES
-
-    @hookimpl
-    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
-        return list(refusals(getter(config)))
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:

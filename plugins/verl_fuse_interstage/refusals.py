@@ -1,23 +1,24 @@
 """Refuse configurations in which finished samples may not be streamed, unfinished samples not moved, or slices not
 built, before anything is started."""
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from verl_fuse.spec.composed import (
     ACTOR,
     CRITIC,
+    FSDP_BLOCKS,
     MODEL,
     REFERENCE,
     ROLLOUT,
+    ULYSSES,
     Get,
     has_adapters,
     has_critic,
     has_reference,
+    needed_beside,
+    of_mode_fuse,
     on_accelerators,
-    required,
-    required_if_set,
+    replica_devices,
 )
 from verl_fuse.spec.step import Refusal
 from verl_fuse_interstage.connector import TOLD, plain
@@ -25,19 +26,30 @@ from verl_fuse_interstage.connector import TOLD, plain
 _STREAMS, _SLICES = "fuse.interstage.enabled=true", "fuse.interstage.layout=slices"
 THRESHOLD = "fuse.interstage.migration_threshold"
 ENGINES = (ACTOR, REFERENCE, CRITIC)
+_QUANTIZED = (
+    False,
+    "false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers",
+)
 # These settings must be off for Megatron's copies: each with its value then, and the reason.
 _OFF = {
     "context_parallel_size": (1, "1, or null: copies have no context parallelism"),
     "dynamic_context_parallel": (False, "false: copies have no context parallelism"),
     "use_megatron_fsdp": (False, "false: its parameters are parts of a flat buffer"),
-    "qat.enable": (
-        False,
-        "false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers",
-    ),
+    "qat.enable": _QUANTIZED,
     "router_replay.mode": ("disabled", "disabled: routes are recorded by the training workers"),
     "override_transformer_config.pipeline_model_parallel_layout": (None, "null: stages of a copy are even"),
     "override_transformer_config.num_layers_in_first_pipeline_stage": (None, "null: stages of a copy are even"),
     "override_transformer_config.num_layers_in_last_pipeline_stage": (None, "null: stages of a copy are even"),
+}
+
+# These settings keep requests from moving: each with the value that lets them move, and the reason.
+_MOVED = {
+    f"{ROLLOUT}.name": ("vllm", "vllm: it has not been run with another engine"),
+    f"{ROLLOUT}.full_determinism": (
+        False,
+        "false: a seeded request starts its random numbers anew where it goes on",
+    ),
+    f"{ROLLOUT}.disaggregation.enabled": (False, "false: a prefill server alone cannot finish a request"),
 }
 
 
@@ -53,7 +65,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
 
 
 def _streaming(get: Get) -> Iterator[Refusal]:
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_STREAMS} needs trainer.v1.trainer_mode=fuse")})
+    yield from of_mode_fuse(get, _STREAMS)
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         yield Refusal(
             "reward.reward_model.enable_resource_pool",
@@ -74,69 +86,52 @@ def _migration(get: Get) -> Iterator[Refusal]:
     if isinstance(threshold, float) and threshold > 1:
         allowed = "a fraction of the step's samples (0.0 to 1.0), a whole number of samples, auto, or null"
         yield Refusal(THRESHOLD, threshold, allowed)
-    needs = {
-        f"{ROLLOUT}.name": ("vllm", "migration needs vllm: it has not been run with another engine"),
-        f"{ROLLOUT}.full_determinism": (
-            False,
-            "migration needs false: a seeded request starts its random numbers anew where it goes on",
-        ),
-        f"{ROLLOUT}.disaggregation.enabled": (
-            False,
-            "migration needs false: a prefill server alone cannot finish a request",
-        ),
-    }
-    yield from required_if_set(get, needs)
+    yield from needed_beside(get, "migration", _MOVED)
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """A model that slices have a copy of: the key under which verl configures its engine, and the FSDP block of the
-    engine."""
-
-    engine: str
-    block: str
-
-    def sequence_parallel(self, get: Get) -> tuple[str, int]:
-        """Return (key, size) of Ulysses as the engine reads it: the older key of actor and reference counts where it is
-        above 1."""
-        old = f"{self.engine}.ulysses_sequence_parallel_size"
-        if self.engine != "critic" and (get(old) or 1) > 1:
-            return old, get(old)
-        key = f"{self.engine}.{self.block}.ulysses_sequence_parallel_size"
-        return key, get(key) or 1
+def _sequence_parallel(get: Get, engine: str) -> tuple[str, int]:
+    """Return (key, size) of Ulysses as the engine reads it: the older key of actor and reference counts where it is
+    above 1."""
+    old = f"{engine}.{ULYSSES}"
+    if engine != CRITIC and (get(old) or 1) > 1:
+        return old, get(old)
+    key = f"{engine}.{FSDP_BLOCKS[engine]}.{ULYSSES}"
+    return key, get(key) or 1
 
 
-def _copies(get: Get) -> Iterator[_Copy]:
-    """Yield the models whose inference verl needs in this run: no key of another model is read."""
-    actor, reference, critic = ENGINES
+def _copied(get: Get) -> Iterator[str]:
+    """Yield the keys of the engines whose inference verl needs in this run: no key of another model is read."""
     # With LoRA the reference is the policy without its adapters.
     in_policy = has_reference(get) and has_adapters(get)
     if in_policy or not get("algorithm.rollout_correction.bypass_mode"):
-        yield _Copy(actor, "fsdp_config")
+        yield ACTOR
     if has_reference(get) and not in_policy:
-        yield _Copy(reference, "fsdp_config")
+        yield REFERENCE
     if has_critic(get):
-        yield _Copy(critic, "fsdp")
+        yield CRITIC
 
 
 def _slices(get: Get) -> Iterator[Refusal]:
-    copies = tuple(_copies(get))
-    yield from _strategies(get, copies)
+    engines = tuple(_copied(get))
+    yield from _strategies(get, engines)
     key = f"{ROLLOUT}.free_cache_engine"
     if get(key) is False and on_accelerators(get):
         allowed = f"{_SLICES} needs true: a replica that keeps its memory leaves none for the slice on its devices"
         yield Refusal(key, False, allowed, {key: True})
     if get(f"{ACTOR}.strategy") == "megatron":
-        yield from _megatron(get, copies)
+        yield from _megatron(get, engines)
     else:
-        yield from _fsdp(get, copies)
+        yield from _adapters(get)
+        off = {f"{one}.{FSDP_BLOCKS[one]}.qat.enable": _QUANTIZED for one in engines if one != REFERENCE}
+        yield from needed_beside(get, _SLICES, off)
+        yield from _devices(get, engines)
 
 
-def _strategies(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
+def _strategies(get: Get, engines: Sequence[str]) -> Iterator[Refusal]:
     """Refuse engines that slices cannot copy: all copies of a slice are in one process, and Megatron's copies share a
     parallel state."""
     known = ("megatron",) if get(f"{ACTOR}.strategy") == "megatron" else (None, "fsdp", "fsdp2")
-    for engine in dict.fromkeys((ACTOR, *(copy.engine for copy in copies))):
+    for engine in dict.fromkeys((ACTOR, *engines)):
         strategy = get(f"{engine}.strategy")
         if strategy not in known:
             allowed = (
@@ -146,12 +141,12 @@ def _strategies(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
             yield Refusal(f"{engine}.strategy", strategy, allowed)
 
 
-def _megatron(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
+def _megatron(get: Get, engines: Sequence[str]) -> Iterator[Refusal]:
     """Refuse settings with which a Megatron copy cannot be built, or would compute other numbers. Its pipeline is no
     question: it divides that of its model."""
-    first, devices = None, _devices_each(get)
-    for copy in copies:
-        key = f"{copy.engine}.megatron.tensor_model_parallel_size"
+    first, devices = None, replica_devices(get)
+    for engine in engines:
+        key = f"{engine}.megatron.tensor_model_parallel_size"
         size = get(key) or 1
         if devices % size:
             allowed = (
@@ -163,38 +158,12 @@ def _megatron(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
             allowed = f"{_SLICES} needs the size of {first[0]} ({first[1]}): Megatron's engines of one process share it"
             yield Refusal(key, size, allowed, {key: first[1]})
         first = first or (key, size)
-        off = {
-            f"{copy.engine}.megatron.{key}": (value, f"{_SLICES} needs {said}") for key, (value, said) in _OFF.items()
-        }
-        yield from required_if_set(get, off)
+        yield from needed_beside(get, _SLICES, {f"{engine}.megatron.{name}": need for name, need in _OFF.items()})
     for model in (MODEL, *([f"{CRITIC}.model"] if has_critic(get) else [])):
-        adapters = (
-            f"{_SLICES} needs 0 with megatron: Megatron's adapters are merged into what a rollout gets, and a copy has "
-            "none"
-        )
-        off = {f"{model}.lora_rank": (0, adapters), f"{model}.lora.rank": (0, adapters)}
-        off[f"{model}.mtp.enable"] = (
-            False,
-            f"{_SLICES} needs false: a copy is built without heads that predict further tokens",
-        )
-        yield from required_if_set(get, off)
-
-
-def _fsdp(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
-    yield from _adapters(get)
-    qat = (
-        f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other "
-        "numbers"
-    )
-    yield from required_if_set(
-        get,
-        {
-            f"{copy.engine}.{copy.block}.qat.enable": (False, qat)
-            for copy in copies
-            if copy.engine != "actor_rollout_ref.ref"
-        },
-    )
-    yield from _devices(get, copies)
+        merged = (0, "0 with megatron: Megatron's adapters are merged into what a rollout gets, and a copy has none")
+        heads = (False, "false: a copy is built without heads that predict further tokens")
+        off = {f"{model}.lora_rank": merged, f"{model}.lora.rank": merged, f"{model}.mtp.enable": heads}
+        yield from needed_beside(get, _SLICES, off)
 
 
 def _adapters(get: Get) -> Iterator[Refusal]:
@@ -215,12 +184,12 @@ def _adapters(get: Get) -> Iterator[Refusal]:
                 )
 
 
-def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
+def _devices(get: Get, engines: Sequence[str]) -> Iterator[Refusal]:
     """Refuse sizes that do not fit together: a slice's models share the devices of one replica, and one batch is cut
     the same way for all of them."""
-    first, devices = None, _devices_each(get)
-    for copy in copies:
-        key, size = copy.sequence_parallel(get)
+    first, devices = None, replica_devices(get)
+    for engine in engines:
+        key, size = _sequence_parallel(get, engine)
         if devices % size:
             allowed = f"{_SLICES} needs a divisor of the {devices} devices of a rollout replica"
             yield Refusal(key, size, allowed, {key: min(devices, size)})
@@ -228,17 +197,11 @@ def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
             allowed = f"{_SLICES} needs the size of {first[0]} ({first[1]}): one call on a slice computes all models"
             yield Refusal(key, size, allowed, {key: first[1]})
         first = first or (key, size)
-        key = f"{copy.engine}.{copy.block}.fsdp_size"
+        key = f"{engine}.{FSDP_BLOCKS[engine]}.fsdp_size"
         size = get(key) or -1
         if 0 < size < devices and devices % size:
             allowed = f"{_SLICES} needs -1, or a divisor of the {devices} devices of a rollout replica"
             yield Refusal(key, size, allowed, {key: -1})
-
-
-def _devices_each(get: Get) -> int:
-    """Return the devices of a rollout replica."""
-    kinds = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
-    return math.prod(get(f"{ROLLOUT}.{kind}") or 1 for kind in kinds)
 
 
 def _connector(get: Get) -> Iterator[Refusal]:

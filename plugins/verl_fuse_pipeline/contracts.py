@@ -22,7 +22,7 @@ CONTRACTS: tuple[Contract, ...] = (
     *names("verl.workers.config:McoreEngineConfig.expert_tensor_parallel_size .dynamic_context_parallel"),
     *names("verl.workers.config:McoreEngineConfig.pad_to_length .pad_to_length_bucket .use_remove_padding"),
     *names("verl.models.mcore.util:preprocess_thd_engine :preprocess_bshd_engine"),
-    # Workers are built side by side in a process, and updated through verl's own methods (worker.py, update/fused.py).
+    # Workers are built side by side in a process, and updated through verl's own methods (worker.py, fused.py).
     *names(f"{t.RAY_WORKER_GROUPS}:create_colocated_worker_cls :RayWorkerGroup.world_size .execute_all_async"),
     *names("verl.single_controller.base.decorator:collect_lazy_compute_data_proto"),
     # Megatron's parallel state makes its groups with this code (view.py, placement.py).

@@ -3,16 +3,15 @@
 from typing import TYPE_CHECKING
 
 from verl_fuse.feature import Feature, Fits
+from verl_fuse.simulate.saving import Saving
 from verl_fuse.spec.composed import no_critic
 from verl_fuse.spec.timeline import FUSED_UPDATE, TRAIN_STAGES
 
 if TYPE_CHECKING:
-    from verl_fuse.simulate.recorded import Recording, Saving
+    from verl_fuse.simulate.recorded import Recording
 
 
-def _fused(run: "Recording") -> "Saving":
-    from verl_fuse.simulate.recorded import Saving
-
+def _fused(run: "Recording") -> Saving:
     if run.stages.get(FUSED_UPDATE):
         return Saving("it was on: critic and actor trained as one", on=True)
     critic, actor = (run.stages.get(name, 0.0) for name in TRAIN_STAGES)

@@ -4,33 +4,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from verl_fuse.feature import Feature
-from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.hookspecs import Configured, Trainer, hookimpl
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
-from verl_fuse.spec.step import Refusal
 from verl_fuse_pipeline.config import PipelineConfig
 from verl_fuse_pipeline.contracts import CONTRACTS
 from verl_fuse_pipeline.features import FEATURES
 from verl_fuse_pipeline.refusals import enabled, refusals
 
 
-class PipelinePlugin:
+class PipelinePlugin(Configured):
     """Put the fused update of actor and critic in place."""
 
     HOOK_API = 2
-
-    @hookimpl
-    def fuse_config(self) -> type:
-        return PipelineConfig
-
-    @hookimpl
-    def fuse_features(self) -> Sequence[Feature]:
-        return FEATURES
-
-    @hookimpl
-    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
-        return list(refusals(getter(config)))
+    block, features, refused = PipelineConfig, FEATURES, staticmethod(refusals)
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:

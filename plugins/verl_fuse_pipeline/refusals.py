@@ -3,7 +3,17 @@
 import math
 from collections.abc import Iterator
 
-from verl_fuse.spec.composed import ACTOR, CRITIC, Get, has_critic, off_beside, required, required_if_set
+from verl_fuse.spec.composed import (
+    ACTOR,
+    CRITIC,
+    Get,
+    has_critic,
+    needed_beside,
+    of_mode_fuse,
+    off_beside,
+    required,
+    training_devices,
+)
 from verl_fuse.spec.step import Refusal
 
 _NEEDS = "fuse.pipeline.enabled=true"
@@ -35,7 +45,7 @@ _OFF = {
 def refusals(get: Get) -> Iterator[Refusal]:
     """Yield the reasons why this configuration cannot train both models in one pipeline."""
     if enabled(get):
-        yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} needs trainer.v1.trainer_mode=fuse")})
+        yield from of_mode_fuse(get, _NEEDS)
         if not has_critic(get):
             key = "algorithm.adv_estimator"
             allowed = f"{_NEEDS} trains an actor and a critic together: gae, or set it to false"
@@ -64,8 +74,7 @@ def _models(get: Get) -> Iterator[Refusal]:
 
 def _engines(get: Get) -> Iterator[Refusal]:
     for role in (ACTOR, CRITIC):
-        off = {f"{role}.megatron.{key}": (value, f"{_NEEDS} needs {said}") for key, (value, said) in _OFF.items()}
-        yield from required_if_set(get, off)
+        yield from needed_beside(get, _NEEDS, {f"{role}.megatron.{key}": need for key, need in _OFF.items()})
         key = f"{role}.megatron.pipeline_model_parallel_size"
         if (get(key) or 1) < 2:
             yield Refusal(key, get(key), f"{_NEEDS} needs a pipeline of at least 2 stages")
@@ -84,7 +93,7 @@ def _engines(get: Get) -> Iterator[Refusal]:
 
 
 def _environment(get: Get) -> Iterator[Refusal]:
-    ranks = (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
+    ranks = training_devices(get)
     for role in (ACTOR, CRITIC):
         size = _product(get, role, "tensor", "pipeline", "context")
         if ranks % size:

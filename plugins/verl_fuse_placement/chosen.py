@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_fuse.hookspecs import Trainer
-from verl_fuse.spec.composed import Get, replica_devices
+from verl_fuse.spec.composed import ROLLOUT, Get, replica_devices
 from verl_fuse.spec.events import CheckpointSaved, Event, StepEnded
 from verl_fuse_placement.auto import Pool, choose, is_better, predict
 from verl_fuse_placement.learned import KEPT, CriticMemory, PlacementHistory
@@ -22,7 +22,8 @@ class PlacementChoice:
 
     def __init__(self, get: Get, folder: Path | None) -> None:
         each, replicas = replica_devices(get), replicas_of(get)
-        self.pool = Pool(replicas, each, min(get(MOST_REPLICAS) or replicas, replicas), _engine_share(get))
+        engine_share = float(get(f"{ROLLOUT}.gpu_memory_utilization") or 0.0)
+        self.pool = Pool(replicas, each, min(get(MOST_REPLICAS) or replicas, replicas), engine_share)
         self._candidates = [apart for apart, refused in candidates(get).items() if not refused]
         self.learned = KEPT.load(folder, each) or PlacementHistory(replicas)
         if self.learned.replicas != replicas:
@@ -84,7 +85,3 @@ class PlacementChoice:
         devices = apart * self.pool.each
         first = self.pool.replicas * self.pool.each - devices
         return f"on device {first}" if devices == 1 else f"on devices {first} to {first + devices - 1}"
-
-
-def _engine_share(get: Get) -> float:
-    return float(get("actor_rollout_ref.rollout.gpu_memory_utilization") or 0.0)

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_fuse.feature import Feature
-from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.hookspecs import Configured, Trainer, hookimpl
 from verl_fuse.host.upstream.checkpoints import to_resume
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event
-from verl_fuse.spec.step import Refusal
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse_placement.config import PlacementConfig
 from verl_fuse_placement.contracts import CONTRACTS
@@ -28,25 +26,14 @@ def deferred(host: Any, groups: Mapping[str, Any]) -> Any:
     return deferred_critic(host, groups)
 
 
-class PlacementPlugin:
+class PlacementPlugin(Configured):
     """Say where the critic is, or choose it where the block asks for that; the host places the critic."""
 
     HOOK_API = 2
+    block, features, refused = PlacementConfig, FEATURES, staticmethod(refusals)
 
     def __init__(self) -> None:
         self._chosen: PlacementChoice | None = None
-
-    @hookimpl
-    def fuse_config(self) -> type:
-        return PlacementConfig
-
-    @hookimpl
-    def fuse_features(self) -> Sequence[Feature]:
-        return FEATURES
-
-    @hookimpl
-    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
-        return list(refusals(getter(config)))
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:

@@ -8,10 +8,12 @@ from verl_fuse.spec.composed import (
     ROLLOUT,
     Get,
     has_critic,
+    needed_beside,
+    of_mode_fuse,
     on_accelerators,
     replica_devices,
     required,
-    required_if_set,
+    training_devices,
 )
 from verl_fuse.spec.step import Refusal
 
@@ -19,6 +21,7 @@ _BLOCK = "fuse.placement"
 PLACED, DEFER = f"{_BLOCK}.critic", f"{_BLOCK}.defer"
 _FIRST, _COUNT = f"{PLACED}.first", f"{PLACED}.devices"
 _NEEDS = f"{PLACED} needs"
+_OF_DEVICES = {"fuse.elastic.standalone": (0, "0: replicas are counted by their devices")}
 # In place of devices: the run chooses them.
 AUTO = "auto"
 ELASTIC_ON, MOST_REPLICAS, LEAST_REPLICAS = (
@@ -42,15 +45,21 @@ def refusals(get: Get) -> Iterator[Refusal]:
     devices = devices_of(get)
     if devices is None and get(PLACED) != AUTO:
         return
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} trainer.v1.trainer_mode=fuse")})
+    yield from of_mode_fuse(get, PLACED)
     if not has_critic(get):
         key = "algorithm.adv_estimator"
         yield Refusal(key, get(key), f"{_NEEDS} a critic: gae, or set it to null")
-    yield from _pool(get)
+    apart = (False, "false: a fused update trains both models in the same processes")
+    yield from needed_beside(get, PLACED, {"fuse.pipeline.enabled": apart})
+    if get("actor_rollout_ref.hybrid_engine") is False:
+        allowed = f"{_NEEDS} true: its devices are those of a pool that replicas share"
+        yield Refusal("actor_rollout_ref.hybrid_engine", False, allowed)
     if devices is None:
         yield from _chosen(get)
         return
-    yield from _range(get, devices)
+    if devices.stop > (there := training_devices(get)):
+        allowed = f"{_FIRST}={devices.start} leaves {max(0, there - devices.start)} of the {there} there are"
+        yield Refusal(_COUNT, len(devices), allowed)
     yield from _model(get, len(devices))
     if get(DEFER):
         yield from _deferred(get, devices)
@@ -83,18 +92,18 @@ def keys_of(get: Get, apart: int) -> dict[str, Any]:
 
 def replicas_of(get: Get) -> int:
     """Return the number of rollout replicas on the training devices."""
-    return _all(get) // replica_devices(get)
+    return training_devices(get) // replica_devices(get)
 
 
 def _chosen(get: Get) -> Iterator[Refusal]:
     """Refuse a run that chooses the devices, where nothing keeps replicas there from generating or no choice is
     possible."""
-    on = f"{PLACED}={AUTO} needs"
-    yield from required(get, {ELASTIC_ON: (True, f"{on} true: it says which replicas generate")})
-    yield from required_if_set(get, {"fuse.elastic.standalone": (0, f"{on} 0: replicas are counted by their devices")})
+    on = f"{PLACED}={AUTO}"
+    yield from required(get, {ELASTIC_ON: (True, f"{on} needs true: it says which replicas generate")})
+    yield from needed_beside(get, on, _OF_DEVICES)
     key = f"{CRITIC}.strategy"
     if get(key) == "fsdp":
-        yield Refusal(key, "fsdp", f"{on} fsdp2: a checkpoint of other devices' critic is read of FSDP2 alone")
+        yield Refusal(key, "fsdp", f"{on} needs fsdp2: a checkpoint of other devices' critic is read of FSDP2 alone")
     found = candidates(get)
     if not found:
         allowed = f"needs two rollout replicas or more on the training devices, not {replicas_of(get)}"
@@ -102,32 +111,6 @@ def _chosen(get: Get) -> Iterator[Refusal]:
     elif all(found.values()):
         own = {ELASTIC_ON, "fuse.elastic.standalone"}
         yield from (refusal for refusal in found[1] if refusal.key not in own)
-
-
-def _range(get: Get, devices: range) -> Iterator[Refusal]:
-    there = _all(get)
-    if devices.stop > there:
-        yield Refusal(
-            _COUNT,
-            len(devices),
-            f"{_FIRST}={devices.start} leaves {max(0, there - devices.start)} of the {there} there are",
-        )
-
-
-def _pool(get: Get) -> Iterator[Refusal]:
-    off = {
-        "fuse.pipeline.enabled": (
-            False,
-            f"{_NEEDS} false: a fused update trains both models in the same processes",
-        ),
-    }
-    yield from required_if_set(get, off)
-    if get("actor_rollout_ref.hybrid_engine") is False:
-        yield Refusal(
-            "actor_rollout_ref.hybrid_engine",
-            False,
-            f"{_NEEDS} true: its devices are those of a pool that replicas share",
-        )
 
 
 def _model(get: Get, devices: int) -> Iterator[Refusal]:
@@ -152,8 +135,7 @@ def _model(get: Get, devices: int) -> Iterator[Refusal]:
 
 
 def _deferred(get: Get, devices: range) -> Iterator[Refusal]:
-    steps = {"global_profiler.steps": (None, f"{DEFER}=true needs null: a profile is of one step")}
-    yield from required_if_set(get, steps)
+    yield from needed_beside(get, f"{DEFER}=true", {"global_profiler.steps": (None, "null: a profile is of one step")})
     if on_accelerators(get):
         yield from _parked(get, devices)
 
@@ -162,21 +144,17 @@ def _parked(get: Get, devices: range) -> Iterator[Refusal]:
     """Refuse a replica that generates on the critic's accelerator: it leaves a critic that is trained no memory."""
     each, key = replica_devices(get), MOST_REPLICAS
     free = devices.start // each
-    there = devices.stop == _all(get) and free > 0
+    there = devices.stop == training_devices(get) and free > 0
     if not there:
         allowed = (
             f"{DEFER}=true on an accelerator needs the last devices, behind at least one replica of {each}: other "
             "replicas do not generate there"
         )
         yield Refusal(_FIRST, devices.start, allowed)
-    on = f"{DEFER}=true on an accelerator needs"
+    on = f"{DEFER}=true on an accelerator"
     if not get(ELASTIC_ON):
-        yield Refusal(ELASTIC_ON, False, f"{on} true: it says which replicas generate")
+        yield Refusal(ELASTIC_ON, False, f"{on} needs true: it says which replicas generate")
     most = get(key)
     if there and (most is None or most > free):
-        yield Refusal(key, most, f"{on} at most {free}: the replicas before device {devices.start}")
-    yield from required_if_set(get, {"fuse.elastic.standalone": (0, f"{on} 0: replicas are counted by their devices")})
-
-
-def _all(get: Get) -> int:
-    return (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
+        yield Refusal(key, most, f"{on} needs at most {free}: the replicas before device {devices.start}")
+    yield from needed_beside(get, on, _OF_DEVICES)

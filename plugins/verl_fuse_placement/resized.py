@@ -65,22 +65,33 @@ def written_by(folder: Path, ranks: int) -> int | None:
 
 
 def resize(source: Path, wrote: int, target: Path, engine: Any, rank: int, ranks: int) -> None:
-    """Write this rank's files of a checkpoint that `wrote` ranks left in `source`."""
+    """Write this rank's files of a checkpoint that `wrote` ranks left in `source`. A FuseError names files that are
+    missing."""
+
+    def file_of(kind: str, number: int) -> Path:
+        return source / f"{kind}_world_size_{wrote}_rank_{number}.pt"
+
+    def saved(kind: str) -> bool:
+        missing = [file_of(kind, number).name for number in range(wrote) if not file_of(kind, number).exists()]
+        if 0 < len(missing) < wrote:
+            raise FuseError(
+                f"{source}: {', '.join(missing)} missing; needs the files of all {wrote} ranks that saved it"
+            )
+        return not missing
 
     def read(kind: str, number: int) -> Any:
-        file = source / f"{kind}_world_size_{wrote}_rank_{number}.pt"
-        return torch.load(file, map_location="cpu", weights_only=False, mmap=True)
+        return torch.load(file_of(kind, number), map_location="cpu", weights_only=False, mmap=True)
 
     def write(kind: str, data: Any) -> None:
         torch.save(data, target / f"{kind}_world_size_{ranks}_rank_{rank}.pt")
 
     moulds = engine.module.state_dict()
-    if all((source / f"{_MODEL}_world_size_{wrote}_rank_{number}.pt").exists() for number in range(wrote)):
+    if saved(_MODEL):
         parts = [read(_MODEL, number) for number in range(wrote)]
         write(_MODEL, {name: _own([part[name] for part in parts], moulds[name], name) for name in parts[0]})
-    if (source / f"{_OPTIMIZER}_world_size_{wrote}_rank_0.pt").exists():
+    if saved(_OPTIMIZER):
         write(_OPTIMIZER, _optimizer([read(_OPTIMIZER, number) for number in range(wrote)], engine.optimizer))
-    if (source / f"{_EXTRA}_world_size_{wrote}_rank_0.pt").exists():
+    if saved(_EXTRA):
         # A rank that is new draws as one that was there.
         write(_EXTRA, read(_EXTRA, rank % wrote))
 

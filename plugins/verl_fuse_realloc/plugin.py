@@ -3,34 +3,22 @@
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from verl_fuse.feature import Feature
-from verl_fuse.hookspecs import hookimpl
+from verl_fuse.hookspecs import Configured, hookimpl
 from verl_fuse.runtime.reshard.options import TransferOptions
+from verl_fuse.spec.block import read_block
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
-from verl_fuse.spec.step import Refusal
 from verl_fuse_realloc import contracts
 from verl_fuse_realloc.config import ReallocConfig
 from verl_fuse_realloc.features import FEATURES
 from verl_fuse_realloc.refusals import refusals, syncs
 
 
-class ReallocPlugin:
+class ReallocPlugin(Configured):
     """Put the sync by shards in place."""
 
     HOOK_API = 2
-
-    @hookimpl
-    def fuse_config(self) -> type:
-        return ReallocConfig
-
-    @hookimpl
-    def fuse_features(self) -> Sequence[Feature]:
-        return FEATURES
-
-    @hookimpl
-    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
-        return list(refusals(getter(config)))
+    block, features, refused = ReallocConfig, FEATURES, staticmethod(refusals)
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
@@ -46,14 +34,11 @@ class ReallocPlugin:
     ) -> Generator[None, type | None, type | None]:
         # The class extends the class that another plugin makes of verl's: a run may train fused and send shards.
         found = yield
-        get, default = getter(config), ReallocConfig()
+        get = getter(config)
         if model != "actor" or not syncs(get):
             return found
-        timeout, checksums = get("fuse.realloc.timeout"), get("fuse.realloc.checksums")
-        options = TransferOptions(
-            default.timeout if timeout is None else float(timeout),
-            default.checksums if checksums is None else checksums,
-        )
+        block = read_block(ReallocConfig, get("fuse.realloc"), "fuse.realloc")
+        options = TransferOptions(block.timeout, block.checksums)
         from verl_fuse_realloc.sync.hybrid import shard_sync_worker_class
 
         return shard_sync_worker_class(found or base, options)

@@ -1,13 +1,13 @@
 """Refuse configurations that a sync of shards does not serve, before anything is started."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.parameters import require_known
-from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, off_beside, required, required_if_set
+from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, needed_beside, off_beside, required
 from verl_fuse.spec.files import load_json
 from verl_fuse.spec.step import Refusal
 
@@ -29,8 +29,9 @@ _OFF: dict[str, Any] = {
     f"{MODEL}.mtp.enable": False,
 }
 _ADAPTERS = (
+    0,
     "0: with adapters verl's own sync sends the base once and then adapters alone, and whole adapters are what vLLM "
-    "takes"
+    "takes",
 )
 # The same for each engine that is known here: otherwise its shards would differ from the known ones, or be absent at
 # the time of a sync.
@@ -50,26 +51,15 @@ _OFF_IN: dict[str, dict[str, Any]] = {
 
 def refusals(get: Get) -> Iterator[Refusal]:
     """Yield the reasons why this configuration cannot run with `fuse.realloc` as set."""
-    if syncs(get):
-        yield from _shards(get)
-
-
-def syncs(get: Get) -> bool:
-    """Tell whether shards are sent to the rollout."""
-    return get("fuse.realloc.weight_sync") == "shards"
-
-
-def _shards(get: Get) -> Iterator[Refusal]:
-    """Yield the reasons why this configuration cannot send shards to its rollout."""
+    if not syncs(get):
+        return
     yield from required(get, _REQUIRED)
     engine = get(f"{ACTOR}.strategy")
     if engine not in _OFF_IN:
         allowed = f"{_NEEDS} needs {' or '.join(_OFF_IN)}: the shards of other engines are not known here"
         yield Refusal(f"{ACTOR}.strategy", engine, allowed)
-    off = _OFF | _OFF_IN.get(engine, {})
-    yield from off_beside(get, _NEEDS, off)
-    adapters = (0, f"{_NEEDS} needs {_ADAPTERS}")
-    yield from required_if_set(get, {f"{MODEL}.lora_rank": adapters, f"{MODEL}.lora.rank": adapters})
+    yield from off_beside(get, _NEEDS, _OFF | _OFF_IN.get(engine, {}))
+    yield from needed_beside(get, _NEEDS, {f"{MODEL}.lora_rank": _ADAPTERS, f"{MODEL}.lora.rank": _ADAPTERS})
     key, tensor = f"{MEGATRON}.expert_tensor_parallel_size", get(f"{MEGATRON}.tensor_model_parallel_size") or 1
     if engine == "megatron" and get(key) not in (None, tensor):
         yield Refusal(key, get(key), f"{_NEEDS} needs null, or {tensor}, as other parameters are cut")
@@ -78,17 +68,20 @@ def _shards(get: Get) -> Iterator[Refusal]:
         yield Refusal(key, get(key), f"{_NEEDS} needs {', '.join(DTYPES)}")
     if get("actor_rollout_ref.hybrid_engine") is False:
         yield Refusal("actor_rollout_ref.hybrid_engine", False, f"{_NEEDS} needs true")
-    yield from _family(get, f"{MODEL}.path", _NEEDS, require_known)
+    yield from _family(get(f"{MODEL}.path"))
 
 
-def _family(get: Get, key: str, feature: str, known: Callable[[Mapping[str, Any], str], object]) -> Iterator[Refusal]:
-    """Refuse a model that is not `known`, where its folder is on this machine: elsewhere the run's workers refuse the
-    model."""
-    path = get(key)
+def syncs(get: Get) -> bool:
+    """Tell whether shards are sent to the rollout."""
+    return get("fuse.realloc.weight_sync") == "shards"
+
+
+def _family(path: Any) -> Iterator[Refusal]:
+    """Refuse a model that is not known, where its folder is on this machine: elsewhere the run's workers refuse it."""
     file = Path(str(path)).expanduser() / "config.json"
     if not path or not os.path.exists(file):
         return
     try:
-        known(load_json(file), Path(path).name)
+        require_known(load_json(file), Path(path).name)
     except FuseError as error:
-        yield Refusal(key, path, f"{feature} needs a model that is known: {error}")
+        yield Refusal(f"{MODEL}.path", path, f"{_NEEDS} needs a model that is known: {error}")

@@ -4,18 +4,19 @@ from typing import TYPE_CHECKING
 
 from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.feature import Feature, Fits
+from verl_fuse.simulate.saving import Saving
 from verl_fuse.spec.composed import Get, on_accelerators
 
 if TYPE_CHECKING:
-    from verl_fuse.simulate.recorded import Recording, Saving
+    from verl_fuse.simulate.recorded import Recording
 
 
 def _slower(get: Get) -> str | None:
     return FIGURES if on_accelerators(get) else None
 
 
-def _drafts(run: "Recording") -> "Saving":
-    from verl_fuse.simulate.recorded import Saving, begin, fit_decode
+def _drafts(run: "Recording") -> Saving:
+    from verl_fuse.simulate.recorded import begin, fit_decode
 
     figures, acceptance = f"; {FIGURES}" if run.accelerator else "", run.options.acceptance
     if "speculation" in run.on:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_fuse.feature import Feature
-from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.hookspecs import Configured, Trainer, hookimpl
+from verl_fuse.spec.block import read_block
 from verl_fuse.spec.composed import Get, getter, on_accelerators
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event, SetUp, StageBegun, StepBegun
-from verl_fuse.spec.step import Refusal
 from verl_fuse.spec.timeline import REQUEST, UPDATE_WEIGHTS, Timeline
 from verl_fuse_speculation.config import SpeculationConfig
 from verl_fuse_speculation.contracts import CONTRACTS
@@ -26,10 +25,11 @@ logger = logging.getLogger(__name__)
 FOLDER = "speculation"
 
 
-class SpeculationPlugin:
+class SpeculationPlugin(Configured):
     """Let the rollout engines draft from history, and report the outcome."""
 
     HOOK_API = 2
+    block, features, refused = SpeculationConfig, FEATURES, staticmethod(refusals)
 
     def __init__(self) -> None:
         self._block = SpeculationConfig()
@@ -43,33 +43,17 @@ class SpeculationPlugin:
         self._over = math.inf
 
     @hookimpl
-    def fuse_config(self) -> type:
-        return SpeculationConfig
-
-    @hookimpl
-    def fuse_features(self) -> Sequence[Feature]:
-        return FEATURES
-
-    @hookimpl
-    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
-        return list(refusals(getter(config)))
-
-    @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
         return CONTRACTS if config is None or getter(config)("fuse.speculation.enabled") else ()
 
     @hookimpl
     def fuse_overrides(self, config: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any]:
-        get, default = getter(config), SpeculationConfig()
+        get = getter(config)
         if not get("fuse.speculation.enabled"):
             return {}
-        chosen = {
-            name: getattr(default, name) if (found := get(f"fuse.speculation.{name}")) is None else found
-            for name in ("tokens", "epochs", "history_megabytes")
-        }
-        arguments = engine_arguments(
-            chosen["tokens"], chosen["history_megabytes"] << 20, chosen["epochs"], str(run_dir / FOLDER)
-        )
+        block = read_block(SpeculationConfig, get("fuse.speculation"), "fuse.speculation")
+        folder = str(run_dir / FOLDER)
+        arguments = engine_arguments(block.tokens, block.history_megabytes << 20, block.epochs, folder)
         found = {}
         for name, argument in arguments.items():
             if isinstance(argument, dict):

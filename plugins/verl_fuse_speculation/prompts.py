@@ -30,7 +30,7 @@ class PromptDigest(NamedTuple):
     @classmethod
     def of(cls, tokens: Tokens) -> "PromptDigest":
         """Return the digest of the prompt with these tokens."""
-        (digest,) = beginnings(tokens, np.zeros(1, np.bool_))
+        (digest,) = beginnings(tokens, np.zeros(1, np.int32))
         return digest
 
 
@@ -40,9 +40,8 @@ class Prompts:
     def __init__(self) -> None:
         self._numbers: dict[PromptDigest, int] = {}
         self._next = 0
-        # The number of prompts of each length, and whether any prompt has that length.
-        self._lengths: dict[int, int] = {}
-        self._known = np.zeros(1024, np.bool_)
+        # The number of prompts of each length.
+        self._known = np.zeros(1024, np.int32)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -52,10 +51,9 @@ class Prompts:
         if prompt not in self._numbers:
             self._numbers[prompt] = self._next
             self._next += 1
-            self._lengths[prompt.length] = self._lengths.get(prompt.length, 0) + 1
             if prompt.length >= len(self._known):
-                self._known = np.concatenate([self._known, np.zeros(prompt.length, np.bool_)])
-            self._known[prompt.length] = True
+                self._known = np.concatenate([self._known, np.zeros(prompt.length, np.int32)])
+            self._known[prompt.length] += 1
         return self._numbers[prompt]
 
     def find(self, tokens: Tokens) -> PromptDigest:
@@ -68,15 +66,12 @@ class Prompts:
         gone = set(groups)
         for prompt in [prompt for prompt, group in self._numbers.items() if group in gone]:
             del self._numbers[prompt]
-            self._lengths[prompt.length] -= 1
-            if not self._lengths[prompt.length]:
-                del self._lengths[prompt.length]
-                self._known[prompt.length] = False
+            self._known[prompt.length] -= 1
 
 
 def beginnings(tokens: Tokens, known: np.ndarray) -> list[PromptDigest]:
-    """Return digests of the beginnings of `tokens` whose lengths are `known` (true at that place), the shortest first;
-    the last digest is of all tokens."""
+    """Return digests of the beginnings of `tokens` whose lengths are `known` (above 0 at that place), the shortest
+    first; the last digest is of all tokens."""
     lengths, one, other = _digests(np.ascontiguousarray(tokens, np.int32), known)
     return [
         PromptDigest(length, _DIGEST.pack(*halves))
@@ -97,7 +92,7 @@ def _digests(tokens, known):  # type: ignore[no-untyped-def]
         other = (other + token) * np.uint64(0xFF51AFD7ED558CCD)
         other ^= other >> np.uint64(29)
         length = place + 1
-        if length < count and length < len(known) and known[length]:
+        if length < count and length < len(known) and known[length] > 0:
             lengths[found], ones[found], others[found] = length, one, other
             found += 1
     lengths[found], ones[found], others[found] = count, one, other

@@ -92,7 +92,6 @@ STREAM_CONTRACTS: tuple[Contract, ...] = (
     *names(f"{t.FULLY_SHARD}._fully_shard:FSDPModule.reset_iter_state .set_requires_all_reduce"),
     *names(f"{t.FULLY_SHARD}._fully_shard:FSDPModule.set_requires_gradient_sync verl.utils.py_functional:rename_dict"),
 )
-ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")  # of a group alone (refusals.py, OF_GROUPS)
 
 
 def contracts(get: Get | None) -> Sequence[Contract]:
@@ -107,7 +106,7 @@ def contracts(get: Get | None) -> Sequence[Contract]:
     functions = [ANY_LOSSES[mode] for mode in sorted(modes)] if lean or balance or sharing else []
     streamed: Sequence[Contract] = ()
     if (get is None and not r.torch_without_streams()) or (get is not None and lean and get(r.STREAM)):
-        wanted = [name for name in ESTIMATORS if get is None or name == get("algorithm.adv_estimator")]
+        wanted = [name for name in r.OF_GROUPS if get is None or name == get("algorithm.adv_estimator")]
         functions += [f"compute_{name}_outcome_advantage" for name in wanted]
         streamed = STREAM_CONTRACTS
     # Exact: another loss may give samples without an advantage a gradient.

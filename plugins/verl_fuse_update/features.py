@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_fuse.feature import Feature, Fits, PresetName
+from verl_fuse.simulate.saving import Saving
 from verl_fuse.spec.composed import (
     ACTOR,
     CRITIC,
@@ -15,6 +16,7 @@ from verl_fuse.spec.composed import (
     has_few_zeros,
     has_reference,
     no_critic,
+    training_devices,
 )
 from verl_fuse.spec.micro_batches import MICRO_BATCHES, MicroBatchKeys
 from verl_fuse.spec.timeline import (
@@ -28,7 +30,7 @@ from verl_fuse.spec.timeline import (
 )
 
 if TYPE_CHECKING:
-    from verl_fuse.simulate.recorded import Recording, Saving
+    from verl_fuse.simulate.recorded import Recording
 
 # With a prompt limit below this part of the response limit there is little to share; no run was measured there.
 SHORT = 8
@@ -39,7 +41,7 @@ def _balanced_anyway(get: Get) -> str | None:
     if not get(f"{ACTOR}.use_dynamic_bsz") and not get(f"{MODEL}.use_remove_padding"):
         # Rows of the same length share a micro-batch, which saves padding on any number of ranks.
         return None
-    if (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1) == 1:
+    if training_devices(get) == 1:
         return "there is one rank"
     blocks = [ACTOR, *([CRITIC] if has_critic(get) else [])]
     if get(f"{ACTOR}.use_dynamic_bsz") and all(_one_mini_batch(get, block) for block in blocks):
@@ -67,10 +69,6 @@ def _single_rows(get: Get, keys: MicroBatchKeys) -> bool:
     return not get(keys.by_tokens) and get(keys.rows) == 1
 
 
-def _streamed_log_probs(get: Get) -> str | None:
-    return _streamed(get, ACTOR, "old log-probs")
-
-
 def _streamed_values(get: Get) -> str | None:
     return no_critic(get) or _streamed(get, CRITIC, "values")
 
@@ -84,9 +82,7 @@ def _streamed(get: Get, block: str, what: str) -> str | None:
     return None
 
 
-def _zero_gradient(run: "Recording") -> "Saving":
-    from verl_fuse.simulate.recorded import Saving
-
+def _zero_gradient(run: "Recording") -> Saving:
     if any(step.skipped for step in run.steps):
         return Saving("it was on: samples without a gradient were left out", on=True)
     if any(step.zero_gradient is None for step in run.steps):
@@ -97,31 +93,25 @@ def _zero_gradient(run: "Recording") -> "Saving":
     return _of_stage(run, note, UPDATE_ACTOR, saved / len(run.steps))
 
 
-def _of_stage(run: "Recording", note: str, stage: str, seconds: float) -> "Saving":
+def _of_stage(run: "Recording", note: str, stage: str, seconds: float) -> Saving:
     """Return a saving of a part of one stage."""
-    from verl_fuse.simulate.recorded import Saving
-
     whole = run.stages.get(stage, 0.0)
     return Saving(note, seconds, stages={stage: seconds / whole} if whole else {})
 
 
-def _old_log_prob(run: "Recording") -> "Saving":
-    from verl_fuse.simulate.recorded import Saving
-
+def _old_log_prob(run: "Recording") -> Saving:
     if any(step.own_log_probs for step in run.steps):
         return Saving("it was on: the update computed its own", on=True)
     return _of_first(run, "actor", OLD_LOG_PROB)
 
 
-def _of_first(run: "Recording", model: Literal["actor", "critic"], stage: str) -> "Saving":
+def _of_first(run: "Recording", model: Literal["actor", "critic"], stage: str) -> Saving:
     number = run.mini_batches.get(model, 1)
     what = "with one mini-batch a step the update" if number == 1 else f"the first of {number} mini-batches"
     return _of_stage(run, f"{what} computes the same", stage, run.stages.get(stage, 0.0) / number)
 
 
-def _values(run: "Recording") -> "Saving":
-    from verl_fuse.simulate.recorded import Saving
-
+def _values(run: "Recording") -> Saving:
     if any(step.own_values for step in run.steps):
         return Saving("it was on: the critic's update computed its own", on=True)
     if run.stages.get(FUSED_UPDATE) or run.stages.get(DEFER_CRITIC):
@@ -131,9 +121,8 @@ def _values(run: "Recording") -> "Saving":
     return _of_first(run, "critic", VALUES)
 
 
-def _shared_prompts(run: "Recording") -> "Saving":
+def _shared_prompts(run: "Recording") -> Saving:
     """Seconds go with tokens; attention of a response to its prompt stays."""
-    from verl_fuse.simulate.recorded import Saving
     from verl_fuse.simulate.shared_prompts import FEATURE, saved_share
 
     if FEATURE in run.on:
@@ -160,9 +149,8 @@ def _shared_prompts(run: "Recording") -> "Saving":
     )
 
 
-def _stream(run: "Recording") -> "Saving":
+def _stream(run: "Recording") -> Saving:
     """Replicas that are done are released, and the update in copies takes as long as the recorded one."""
-    from verl_fuse.simulate.recorded import Saving
     from verl_fuse.simulate.streamed import NO_INFERENCE, StreamedUpdate, streamed_tail
     from verl_fuse.simulate.tail import unmigrated
 
@@ -213,7 +201,7 @@ FEATURES = (
         "old_log_prob",
         {"update.skip_old_log_prob": True},
         presets=_COMPUTED,
-        idle=_streamed_log_probs,
+        idle=lambda get: _streamed(get, ACTOR, "old log-probs"),
         measured=1.25,
         strategy="old_log_prob",
         saving=_old_log_prob,

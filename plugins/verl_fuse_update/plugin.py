@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import Feature
-from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.hookspecs import Configured, Trainer, hookimpl
 from verl_fuse.spec.composed import ACTOR, MODEL, Get, getter, has_critic, on_accelerators, sequence_ranks
 from verl_fuse.spec.contract import Contract
-from verl_fuse.spec.step import LaneView, Refusal, RolloutView
+from verl_fuse.spec.step import LaneView, RolloutView
 from verl_fuse_update import parts
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.contracts import contracts
@@ -40,26 +39,15 @@ PARTS = ("prompt", "response")
 MICRO_BATCH = f"{ACTOR}.ppo_max_token_len_per_gpu"
 
 
-class UpdatePlugin:
+class UpdatePlugin(Configured):
     """Puts code in place that leaves work out of an update."""
 
     HOOK_API = 2
+    block, features, refused = UpdateConfig, FEATURES, staticmethod(refusals)
 
     def __init__(self) -> None:
         # This is the size of one streamed call; None where nothing is streamed.
         self._most: CallSize | None = None
-
-    @hookimpl
-    def fuse_config(self) -> type:
-        return UpdateConfig
-
-    @hookimpl
-    def fuse_features(self) -> Sequence[Feature]:
-        return FEATURES
-
-    @hookimpl
-    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
-        return list(refusals(getter(config)))
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:

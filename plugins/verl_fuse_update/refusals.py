@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,19 +11,21 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.composed import (
     ACTOR,
     CRITIC,
+    FSDP_BLOCKS,
     MODEL,
     RANDOM,
     REFERENCE,
-    ROLLOUT,
     TOWERS,
     Get,
     has_adapters,
     has_critic,
     has_reference,
+    needed_beside,
+    of_mode_fuse,
     off_beside,
     on_accelerators,
+    replica_devices,
     required,
-    required_if_set,
 )
 from verl_fuse.spec.files import load_json
 from verl_fuse.spec.step import Refusal
@@ -37,8 +38,7 @@ CRITIC_VALUES, RESPONSES = "fuse.update.skip_values", "fuse.update.response_logi
 CORRECTION = "algorithm.rollout_correction"
 Model = Literal["actor", "critic"]
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
-
-
+_LOSS = f"{ACTOR}.policy_loss.loss_mode"
 _DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
@@ -52,12 +52,13 @@ def _off_in_model(model: str) -> dict[str, Any]:
     }
 
 
-def _off_in_engines(block: str, fsdp: str) -> dict[str, dict[str, Any]]:
-    """Return the same settings of the engines that train the model of `block`, by engine; `fsdp` is its block of
-    FSDP."""
+def _off_in_engines(block: str) -> dict[str, dict[str, Any]]:
+    """Return the same settings of the engines that train the model of `block`, by engine."""
     transformer = f"{block}.megatron.override_transformer_config"
+    fsdp = {f"{block}.{FSDP_BLOCKS[block]}.qat.enable": False}
     return {
-        **{strategy: {f"{fsdp}.qat.enable": False} for strategy in ("fsdp", "fsdp2")},
+        "fsdp": fsdp,
+        "fsdp2": fsdp,
         "megatron": {
             f"{block}.megatron.qat.enable": False,
             f"{block}.megatron.dynamic_context_parallel": False,
@@ -72,14 +73,23 @@ def _off_in_engines(block: str, fsdp: str) -> dict[str, dict[str, Any]]:
     }
 
 
-# These settings must be off for either switch of the actor's update.
+# These settings must be off for either switch of the actor's update, and where rows change ranks and micro-batches:
+# what they compute is of a micro-batch's rows together, or was not run.
 _OFF: dict[str, Any] = {
     "fuse.pipeline.enabled": False,
     "distillation.enabled": False,
     f"{CORRECTION}.rollout_is_batch_normalize": False,
-    **_off_in_model(MODEL),
 }
-_OFF_IN = _off_in_engines(ACTOR, f"{ACTOR}.fsdp_config")
+# These settings of Megatron's routers must be off for samples without a gradient, and where rows change ranks.
+_OFF_IN_ROUTERS: dict[str, Any] = {
+    f"{ACTOR}.megatron.override_transformer_config.{name}": value
+    for name, value in (
+        ("moe_aux_loss_coeff", 0.0),
+        ("moe_z_loss_coeff", 0.0),
+        ("moe_router_enable_expert_bias", False),
+        ("moe_router_bias_update_rate", 0.0),
+    )
+}
 # These settings must be off for one switch: they add a gradient to every sample, divide by the number of computed
 # samples, or change old log-probs.
 _OFF_FOR: dict[str, dict[str, Any]] = {
@@ -93,17 +103,6 @@ _OFF_FOR: dict[str, dict[str, Any]] = {
         f"{CORRECTION}.rollout_is": None,
         f"{CORRECTION}.rollout_rs": None,
     },
-}
-_OFF_FOR_IN: dict[str, dict[str, dict[str, Any]]] = {
-    "megatron": {
-        SKIP: {
-            f"{ACTOR}.megatron.context_parallel_size": 1,
-            f"{ACTOR}.megatron.override_transformer_config.moe_aux_loss_coeff": 0.0,
-            f"{ACTOR}.megatron.override_transformer_config.moe_z_loss_coeff": 0.0,
-            f"{ACTOR}.megatron.override_transformer_config.moe_router_enable_expert_bias": False,
-            f"{ACTOR}.megatron.override_transformer_config.moe_router_bias_update_rate": 0.0,
-        }
-    }
 }
 # These estimators make advantages of old log-probs.
 _OF_LOG_PROBS = ("optimal_token_baseline", "tir_optimal_token_baseline")
@@ -137,22 +136,6 @@ _OFF_WITH_VALUES: dict[str, tuple[Any, str]] = {
     f"{CRITIC}.shuffle": (False, "false: values come in the order of the batch"),
     f"{CRITIC}.megatron.context_parallel_size": (1, "1: sequences cut over ranks were not run"),
 }
-_OFF_WITH_VALUES_IN = _off_in_engines(CRITIC, f"{CRITIC}.fsdp")
-
-
-# These settings must be off where rows change ranks and micro-batches: what they compute is of a micro-batch's rows
-# together, or was not run.
-_OFF_WITH_BALANCE: dict[str, Any] = {
-    "fuse.pipeline.enabled": False,
-    "distillation.enabled": False,
-    f"{CORRECTION}.rollout_is_batch_normalize": False,
-}
-_OFF_WITH_BALANCE_IN = {
-    "megatron": {
-        key: value for key, value in _OFF_FOR_IN["megatron"][SKIP].items() if not key.endswith("context_parallel_size")
-    }
-}
-
 
 # These settings must be off where logits are of responses alone: each with its value then, and the reason.
 _OFF_WITH_RESPONSES: dict[str, tuple[Any, str]] = {
@@ -217,21 +200,19 @@ def switched_on(get: Get) -> list[str]:
 
 def refusals(get: Get) -> Iterator[Refusal]:
     """Yield the settings that keep this configuration from leaving out of an update the work that its switches name."""
-    engine = get(f"{ACTOR}.strategy")
+    megatron = get(f"{ACTOR}.strategy") == "megatron"
+    for switch in (SKIP, OWN, CRITIC_VALUES, RESPONSES, SHARE, BALANCE):
+        if get(switch):
+            yield from of_mode_fuse(get, f"{switch}=true")
     for switch in switched_on(get):
         on = f"{switch}=true"
-        yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
-        if engine not in _OFF_IN:
-            yield Refusal(f"{ACTOR}.strategy", engine, f"{switch}=true needs {', '.join(_OFF_IN)}")
-        off = _OFF | _OFF_IN.get(engine, {}) | _OFF_FOR[switch] | _OFF_FOR_IN.get(engine, {}).get(switch, {})
-        yield from off_beside(get, f"{switch}=true", off)
-        loss = f"{ACTOR}.policy_loss.loss_mode"
-        if (get(loss) or "vanilla") not in _LOSSES[switch]:
-            yield Refusal(
-                loss, get(loss), f"{switch}=true needs a loss that was read for it: {', '.join(_LOSSES[switch])}"
-            )
-        yield from _passes_alike(get, MODEL, f"{switch}=true")
-        yield from _adapter_alike(get, f"{switch}=true")
+        yield from _engine_alike(get, ACTOR, on)
+        yield from off_beside(get, on, _OFF | _OFF_FOR[switch])
+        if megatron and switch == SKIP:
+            yield from off_beside(get, on, _OFF_IN_ROUTERS | {f"{ACTOR}.megatron.context_parallel_size": 1})
+        yield from _known_loss(get, on, _LOSSES[switch])
+        yield from _passes_alike(get, MODEL, on)
+        yield from _adapter_alike(get, on)
     if get(SKIP):
         # A tower that no sample reaches has no gradients in verl, and zeros here.
         yield from _text_alone(get(f"{MODEL}.path"), f"{SKIP}=true")
@@ -240,7 +221,6 @@ def refusals(get: Get) -> Iterator[Refusal]:
     if get(OWN):
         yield from _own_log_probs(get)
     if get(STREAM):
-        yield from _one_mini_batch(get)
         yield from _streamed(get)
     if get(CRITIC_VALUES):
         yield from _own_values(get)
@@ -266,7 +246,7 @@ def critic_apart(get: Get) -> str | None:
             return f"{CRITIC}.model.{key}={get(f'{CRITIC}.model.{key}')} was not run"
     if get(f"{CRITIC}.fsdp.qat.enable"):
         return f"{CRITIC}.fsdp.qat.enable=true was not run"
-    if get(f"{CRITIC}.loss_agg_mode") == "seq-mean-token-sum-norm" and get(f"{CRITIC}.loss_scale_factor") is None:
+    if _divides_by_longest(get, CRITIC):
         return f"{CRITIC}.loss_scale_factor=null: a micro-batch is divided by its longest response"
     return None
 
@@ -276,33 +256,39 @@ def critic_shares(get: Get) -> bool:
     return bool(get(SHARE)) and has_critic(get) and not critic_apart(get)
 
 
+def _engine_alike(get: Get, block: str, on: str) -> Iterator[Refusal]:
+    """Refuse an engine of the model of `block` that is not known, and settings of both by which passes over the same
+    samples differ."""
+    off, engine = _off_in_engines(block), get(f"{block}.strategy")
+    if engine not in off:
+        yield Refusal(f"{block}.strategy", engine, f"{on} needs {', '.join(off)}")
+    model = MODEL if block == ACTOR else f"{block}.model"
+    yield from off_beside(get, on, _off_in_model(model) | off.get(engine, {}))
+
+
+def _known_loss(get: Get, on: str, losses: Mapping[str, Any]) -> Iterator[Refusal]:
+    if (get(_LOSS) or "vanilla") not in losses:
+        yield Refusal(_LOSS, get(_LOSS), f"{on} needs a loss that was read for it: {', '.join(losses)}")
+
+
 def _balanced(get: Get) -> Iterator[Refusal]:
     on = f"{BALANCE}=true"
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
-    blocks = [(ACTOR, f"{ACTOR}.fsdp_config", MODEL)]
-    blocks += [(CRITIC, f"{CRITIC}.fsdp", f"{CRITIC}.model")] if has_critic(get) else []
-    for block, fsdp, model in blocks:
-        off, engine = _off_in_engines(block, fsdp), get(f"{block}.strategy")
-        if engine not in off:
-            yield Refusal(f"{block}.strategy", engine, f"{on} needs {', '.join(off)}")
-        yield from off_beside(get, on, _off_in_model(model) | off.get(engine, {}))
+    for block in (ACTOR, *([CRITIC] if has_critic(get) else [])):
+        yield from _engine_alike(get, block, on)
         if get(f"{block}.shuffle"):
             key, why = f"{block}.shuffle", f"{on} needs false: each rank draws mini-batches of its own"
             yield Refusal(key, True, why, {key: False})
-    yield from off_beside(get, on, _OFF_WITH_BALANCE | _OFF_WITH_BALANCE_IN.get(get(f"{ACTOR}.strategy"), {}))
+    megatron = get(f"{ACTOR}.strategy") == "megatron"
+    yield from off_beside(get, on, _OFF | (_OFF_IN_ROUTERS if megatron else {}))
     if has_critic(get):
         yield from _denominators(get, BALANCE, CRITIC)
-    loss = f"{ACTOR}.policy_loss.loss_mode"
-    if (get(loss) or "vanilla") not in BALANCED_LOSSES:
-        yield Refusal(loss, get(loss), f"{on} needs a loss that was read for it: {', '.join(BALANCED_LOSSES)}")
+    yield from _known_loss(get, on, BALANCED_LOSSES)
 
 
 def _response_logits(get: Get) -> Iterator[Refusal]:
     on = f"{RESPONSES}=true"
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
     yield from _models_of_transformers(get, on)
-    off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_RESPONSES.items()}
-    yield from required_if_set(get, off)
+    yield from needed_beside(get, on, _OFF_WITH_RESPONSES)
     yield from _text_alone(get(f"{MODEL}.path"), on)
 
 
@@ -316,18 +302,15 @@ def _models_of_transformers(get: Get, on: str) -> Iterator[Refusal]:
 
 def _shared_prompts(get: Get) -> Iterator[Refusal]:
     on = f"{SHARE}=true"
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
     yield from _models_of_transformers(get, on)
     off = _OFF_WITH_SHARED | _off_in_role(ACTOR)
     if has_reference(get) and not has_adapters(get):
         off |= _off_in_role(REFERENCE)
-    yield from required_if_set(get, {key: (value, f"{on} needs {why}") for key, (value, why) in off.items()})
+    yield from needed_beside(get, on, off)
     kernel = f"{MODEL}.override_config.attn_implementation"
     if on_accelerators(get) and (get(kernel) or _FLASH[0]) not in _FLASH:
         yield Refusal(kernel, get(kernel), f"{on} needs {' or '.join(_FLASH)} on accelerators", {kernel: _FLASH[0]})
-    loss = f"{ACTOR}.policy_loss.loss_mode"
-    if (get(loss) or "vanilla") not in BALANCED_LOSSES:
-        yield Refusal(loss, get(loss), f"{on} needs a loss that was read for it: {', '.join(BALANCED_LOSSES)}")
+    yield from _known_loss(get, on, BALANCED_LOSSES)
     yield from _text_alone(get(f"{MODEL}.path"), on)
 
 
@@ -399,23 +382,18 @@ def _own_config(path: Any) -> dict[str, Any] | None:
 def _own_values(get: Get) -> Iterator[Refusal]:
     on = f"{CRITIC_VALUES}=true"
     yield from _passes_alike(get, f"{CRITIC}.model", on)
-    estimator, engine = "algorithm.adv_estimator", get(f"{CRITIC}.strategy")
+    estimator = "algorithm.adv_estimator"
     if get(estimator) != "gae":
         yield Refusal(estimator, get(estimator), f"{on} needs gae: returns are made of the critic's values")
     if get(f"{CRITIC}.enable") is False:
         yield Refusal(f"{CRITIC}.enable", False, f"{on} needs true or null: there is no critic")
-    if engine not in _OFF_WITH_VALUES_IN:
-        yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {', '.join(_OFF_WITH_VALUES_IN)}")
-    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs trainer.v1.trainer_mode=fuse")})
-    passes = _off_in_model(f"{CRITIC}.model") | _OFF_WITH_VALUES_IN.get(engine, {})
-    yield from off_beside(get, on, passes)
-    off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}
-    yield from required_if_set(get, off)
+    yield from _engine_alike(get, CRITIC, on)
+    yield from needed_beside(get, on, _OFF_WITH_VALUES)
 
 
 def is_row_loss(get: Get) -> bool:
     """Tell whether a sample whose advantages are all 0 adds exactly 0 to the policy loss."""
-    return (get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla") in ROW_LOSSES
+    return (get(_LOSS) or "vanilla") in ROW_LOSSES
 
 
 def is_token_mean(get: Get) -> bool:
@@ -424,7 +402,7 @@ def is_token_mean(get: Get) -> bool:
 
 
 def _streamed(get: Get) -> Iterator[Refusal]:
-    on = f"{STREAM}=true"
+    on, prompts = f"{STREAM}=true", get("data.train_batch_size")
     if found := torch_without_streams():
         least = ".".join(map(str, LEAST_TORCH))
         yield Refusal(STREAM, True, f"false with torch {found}: {on} needs {least}, whose FSDP2 can drop gradients")
@@ -433,26 +411,27 @@ def _streamed(get: Get) -> Iterator[Refusal]:
         {
             OWN: (True, f"{on} needs true: old log-probs of a streamed group are the update's own"),
             f"{ACTOR}.strategy": ("fsdp2", f"{on} needs fsdp2: gradients wait in its shards"),
+            f"{ACTOR}.ppo_mini_batch_size": (
+                prompts,
+                f"{on} needs one mini-batch a step: data.train_batch_size, {prompts}",
+            ),
         },
     )
-    yield from required_if_set(
-        get, {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_IN_STREAMS.items()}
-    )
+    if (epochs := get(key := f"{ACTOR}.ppo_epochs")) not in (1, None):
+        yield Refusal(key, epochs, f"{on} needs 1: gradients of one pass wait", {key: 1})
+    yield from needed_beside(get, on, _OFF_IN_STREAMS)
     estimator = "algorithm.adv_estimator"
     if get(estimator) not in OF_GROUPS:
         yield Refusal(estimator, get(estimator), f"{on} needs advantages of a group alone: {', '.join(OF_GROUPS)}")
-    loss = f"{ACTOR}.policy_loss.loss_mode"
     if not is_row_loss(get):
-        yield Refusal(loss, get(loss), f"{on} needs a loss of each token alone: {', '.join(ROW_LOSSES)}")
-    if get(loss) == "sapo" and is_token_mean(get):
+        yield Refusal(_LOSS, get(_LOSS), f"{on} needs a loss of each token alone: {', '.join(ROW_LOSSES)}")
+    if get(_LOSS) == "sapo" and is_token_mean(get):
         key = f"{ACTOR}.loss_agg_mode"
         yield Refusal(key, get(key), f"{on} with loss_mode=sapo needs seq-mean-token-mean, which is what it computes")
     for key in (f"{_FSDP}.dtype", f"{_FSDP}.mixed_precision.param_dtype"):
         if get(key) in ("fp16", "float16"):
             yield Refusal(key, get(key), f"{on} needs bfloat16 or float32: losses are scaled anew while gradients wait")
-    sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
-    devices = prod(int(get(f"{ROLLOUT}.{size}") or 1) for size in sizes)
-    if get(f"{_FSDP}.fsdp_size") != devices:
+    if get(f"{_FSDP}.fsdp_size") != (devices := replica_devices(get)):
         allowed = f"{on} needs shards on the devices of one rollout replica: {devices}"
         yield Refusal(f"{_FSDP}.fsdp_size", get(f"{_FSDP}.fsdp_size"), allowed)
     yield from _released(get, on)
@@ -484,8 +463,12 @@ def _released(get: Get, on: str) -> Iterator[Refusal]:
         yield Refusal(key, get(key), f"{on} needs true: a colocated reward model scores after generation")
 
 
+def _divides_by_longest(get: Get, block: str) -> bool:
+    return get(f"{block}.loss_agg_mode") == "seq-mean-token-sum-norm" and get(f"{block}.loss_scale_factor") is None
+
+
 def _denominators(get: Get, switch: str, block: str = ACTOR) -> Iterator[Refusal]:
-    if get(f"{block}.loss_agg_mode") == "seq-mean-token-sum-norm" and get(f"{block}.loss_scale_factor") is None:
+    if _divides_by_longest(get, block):
         allowed = (
             f"{switch}=true needs a number with loss_agg_mode=seq-mean-token-sum-norm: without "
             "it a micro-batch is divided by its longest response"
@@ -501,14 +484,3 @@ def _own_log_probs(get: Get) -> Iterator[Refusal]:
     estimator = "algorithm.adv_estimator"
     if get(estimator) in _OF_LOG_PROBS:
         yield Refusal(estimator, get(estimator), f"not with {OWN}=true: its advantages are made of old log-probs")
-
-
-def _one_mini_batch(get: Get) -> Iterator[Refusal]:
-    on, prompts = f"{STREAM}=true", get("data.train_batch_size")
-    key = f"{ACTOR}.ppo_mini_batch_size"
-    if get(key) != prompts:
-        allowed = f"{on} needs one mini-batch a step: data.train_batch_size, {prompts}"
-        yield Refusal(key, get(key), allowed, {key: prompts})
-    key = f"{ACTOR}.ppo_epochs"
-    if (epochs := get(key)) not in (1, None):
-        yield Refusal(key, epochs, f"{on} needs 1: gradients of one pass wait", {key: 1})

@@ -10,7 +10,7 @@ import pytest
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import FRAMEWORK, GRAPHS
 from verl_fuse.cost.model import Batch
-from verl_fuse.spec.cluster import Mesh, cluster_named
+from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model_names import model_named
 
@@ -47,7 +47,7 @@ def test_training_passes(row: list[float]):
     (backward,) = cost.stage_seconds(MODEL, layout, batch, backward=True, recompute=True)
     assert forward == pytest.approx(log_probs, rel=0.09)
     assert forward + backward == pytest.approx(training, rel=0.09)
-    entropy = [cost.infer(MODEL, layout, Mesh(0, 1), batch, 1, entropy=also) for also in (True, False)]
+    entropy = [cost.infer(MODEL, layout, batch, 1, entropy=also) for also in (True, False)]
     assert entropy[0] - entropy[1] == pytest.approx(with_entropy - log_probs, rel=0.15)
 
 

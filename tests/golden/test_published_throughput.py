@@ -11,7 +11,7 @@ import pytest
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import GRAPHS
 from verl_fuse.cost.model import Batch
-from verl_fuse.spec.cluster import Mesh, cluster_named
+from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.model_names import model_named
@@ -43,7 +43,7 @@ def fsdp_error(row: list) -> float:
     batch = Batch.equal(micro * accumulated * devices, length)
     model = plain_mlp(size, *MPT[size], 50368)
     layout = Layout(dp=devices, shards=devices)
-    seconds = cost.train(model, layout, Mesh(0, devices), batch, 1, accumulated, recompute=checkpointing)
+    seconds = cost.train(model, layout, batch, 1, accumulated, recompute=checkpointing)
     return batch.tokens / devices / seconds / published - 1
 
 
@@ -73,7 +73,7 @@ def test_megatron_training():
     for name, layers, hidden, heads, pp, count, micro, published in TRAINING["megatron"]["rows"]:
         cost = AnalyticCost(cluster_named("A100-80G", nodes=pp))
         model, batch = plain_mlp(name, layers, hidden, heads, 51200), Batch.equal(count, 2048)
-        seconds = cost.train(model, Layout(tp=8, pp=pp), Mesh(0, 8 * pp), batch, 1, count // micro, recompute=False)
+        seconds = cost.train(model, Layout(tp=8, pp=pp), batch, 1, count // micro, recompute=False)
         flops = 6 * batch.tokens * model.parameters + 12 * layers * hidden * batch.squares
         found.append(100 * flops / seconds / (8 * pp) / cost.cluster.device.flops / published - 1)
     assert np.abs(found).max() < 0.13

@@ -11,7 +11,6 @@ from real_settings import PROMPT, PUBLISHED, SIZES, Setting, settings
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import EAGER
 from verl_fuse.cost.model import Batch
-from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 
 CALIBRATION = [setting for setting in settings() if setting.kind == "actor" and setting.devices == 8]
@@ -23,7 +22,7 @@ def heuristic_seconds(setting: Setting) -> float:
     ReaL's micro-batch numbers."""
     cost, workload = AnalyticCost(setting.cluster, EAGER), setting.workload
     pp = setting.devices // 8
-    layout, mesh = Layout(tp=8, pp=pp), Mesh(0, setting.devices)
+    layout = Layout(tp=8, pp=pp)
     count, length = workload.sequences, PROMPT + setting.generated
     steps = np.arange(1, setting.generated)
     seconds = cost.prefill(workload.actor, layout, Batch.equal(count, PROMPT))
@@ -32,9 +31,9 @@ def heuristic_seconds(setting: Setting) -> float:
     for call in workload.calls:
         model = workload.model(call.role)
         if call.kind == "infer":
-            seconds += cost.infer(model, layout, mesh, batch, pp)
+            seconds += cost.infer(model, layout, batch, pp)
         if call.kind == "train":
-            seconds += cost.train(model, layout, mesh, batch, workload.minibatches, 2 * pp if pp > 1 else 1)
+            seconds += cost.train(model, layout, batch, workload.minibatches, 2 * pp if pp > 1 else 1)
     return seconds
 
 

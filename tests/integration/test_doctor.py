@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from verl_fuse.extras import install
-from verl_fuse_patches.registry import NAMES
-from verl_fuse_patches.vllm_cpu_recovered import lacks_the_argument
+from verl_fuse_patches.registry import NAMES, load, status
 
 pytestmark = pytest.mark.integration
 
@@ -103,5 +102,6 @@ def test_patches_are_listed_where_they_stand(platform: str, state: str):
     assert process.returncode == 0, process.stderr
     found = {patch["name"]: patch["state"] for patch in json.loads(process.stdout)["patches"]}
     # What a version of vLLM lacks is patched there alone.
-    lacking = "not needed" if not lacks_the_argument() else state
+    (recovered,) = status([load("vllm_cpu_recovered")])
+    lacking = "not needed" if recovered.state == "not needed" else state
     assert found == {**dict.fromkeys(NAMES, state), "vllm_cpu_recovered": lacking}

@@ -116,16 +116,8 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
             *updates[:2],
             "update.skip_values",
         ],
-        "grpo-smollm2-cpu": [
-            "elastic.enabled",
-            "speculation.enabled",
-            "update.balance",
-            # Its micro-batches have one row each, which shares its prompt with none.
-            "update.response_logits",
-            "update.skip_old_log_prob",
-            "update.skip_zero_gradient",
-        ],
-        "ppo-smollm2-cpu": ["speculation.enabled", *updates, "update.skip_values"],
+        "grpo-smollm2-cpu": ["elastic.enabled", "speculation.enabled", *once, "update.skip_zero_gradient"],
+        "ppo-smollm2-cpu": ["speculation.enabled", *updates[1:], "update.skip_values"],
         "ppo-gsm8k-8gpu": ["interstage.enabled", *updates[:2]],
         "ppo-megatron-8gpu": ["interstage.enabled"],
         "ppo-megatron-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled"],

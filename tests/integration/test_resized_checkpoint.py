@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,3 +85,16 @@ def test_the_ranks_that_wrote_a_checkpoint_last_are_counted(tmp_path: Path, capl
     (tmp_path / "model_world_size_2_rank_1.pt").unlink()
     with pytest.raises(FuseError, match="a save that broke off"):
         written_by(tmp_path, 4)
+
+
+@pytest.mark.parametrize("kind", ["model", "optim", "extra_state"])
+def test_a_rank_whose_file_is_missing_is_named(tmp_path: Path, kind: str):
+    import torch
+
+    from verl_fuse_placement.resized import resize
+
+    (tmp_path / f"{kind}_world_size_3_rank_0.pt").touch()
+    (tmp_path / f"{kind}_world_size_3_rank_2.pt").touch()
+    engine = SimpleNamespace(module=torch.nn.Linear(1, 1))
+    with pytest.raises(FuseError, match=rf"{kind}_world_size_3_rank_1.pt missing; needs the files of all 3 ranks"):
+        resize(tmp_path, 3, tmp_path, engine, 0, 2)

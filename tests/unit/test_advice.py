@@ -6,14 +6,13 @@ import pytest
 
 from verl_fuse import plugins
 from verl_fuse.advice import Advice, Gain, advice_of_replay, advice_of_rows, advise, chosen_of
-from verl_fuse.cli.refused import excluded
+from verl_fuse.cli.refused import Refusals
 from verl_fuse.feature import SWITCH
 from verl_fuse.simulate.compare import Estimate, StrategyResult
 from verl_fuse.simulate.recorded import Replay, Saving
-from verl_fuse.simulate.threshold import Threshold
 
 FEATURES = plugins.features(plugins.load())
-EXCLUDED = excluded(None)
+EXCLUDED = Refusals(None).together
 
 
 def gain(feature: str, share: float, device_share: float = 0.0, sure: bool = True) -> Gain:
@@ -154,7 +153,7 @@ def test_device_time_that_is_given_back_is_a_gain_in_a_set():
 def replayed(savings: dict[str, Saving], beside: dict[str, dict[str, Saving]] = {}, **changed) -> Replay:  # noqa: B006
     """A run with these savings, and those that are left beside features."""
     alone = Replay(
-        3, 10.0, {}, 0.01, Threshold(1, 1, 1.0, 1.0), Saving("", 0.5), savings,
+        3, 10.0, {}, 0.01, Saving("", 0.5), savings,
         lambda on: savings | beside.get("+".join(on), {}),
     )  # fmt: skip
     return replace(alone, **changed)

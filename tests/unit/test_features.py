@@ -15,7 +15,7 @@ from verl_fuse import plugins
 from verl_fuse.advice import Gain, chosen_of
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import GROUPS
-from verl_fuse.cli.refused import excluded, refused
+from verl_fuse.cli.refused import Refusals, refused
 from verl_fuse.cli.simulate import require_open
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH, Feature
@@ -94,7 +94,7 @@ def test_presets_advice_and_simulator_agree_with_the_refusals_of_each_pair(pair)
     if refusals:
         assert chosen == other.keys, "the one with the larger gain"
     gains = [Gain(each.name, seconds, 0.5, 0.0) for each, seconds in zip(pair, (2.0, 1.0), strict=True)]
-    advised = [gain.feature for gain in chosen_of(gains, FEATURES, excluded(None))]
+    advised = [gain.feature for gain in chosen_of(gains, FEATURES, Refusals(None).together)]
     variants = one.switch == other.switch
     assert advised == ([one.name] if refusals or variants else [one.name, other.name])
     with pytest.raises(FuseError, match=f"{one.name} and {other.name} are refused") if refusals else nullcontext():
@@ -157,16 +157,16 @@ def test_features_that_leave_each_other_nothing_to_do_are_not_advised_together()
 
     one, other = FEATURES["interstage"], FEATURES["old_log_prob"]
     for size in (8, 2):
-        assert excluded(config(ppo_mini_batch_size=size))(one, other)
+        assert Refusals(config(ppo_mini_batch_size=size)).together(one, other)
     # A reference's log-probs are left to infer beside one mini-batch.
-    assert excluded(config(ppo_mini_batch_size=8, use_kl_loss=True))(one, other) == ()
+    assert Refusals(config(ppo_mini_batch_size=8, use_kl_loss=True)).together(one, other) == ()
 
 
 def test_a_feature_of_a_stranger_is_treated_alike(installed_plugin, tmp_path: Path):
     installed_plugin("toy", TOY)
     features = plugins.features(plugins.load())
     assert list(features)[-1] == "toy"
-    together = excluded(None)
+    together = Refusals(None).together
     assert together(features["toy"], features["zero_gradient"])
     assert not together(features["toy"], features["old_log_prob"])
     shipped = OmegaConf.load(Path(plugins.__file__).parent / "host/config/fuse/default.yaml").fuse

@@ -12,9 +12,9 @@ import typer
 
 from verl_fuse.cli.compare import AtLeast, Html, WarmUp, check_options, judge
 from verl_fuse.cli.composition import select
-from verl_fuse.cli.output import Json, examples
+from verl_fuse.cli.output import Json, examples, note
 from verl_fuse.cli.recipes import Recipe, find_recipe
-from verl_fuse.cli.run import PlannedRun, execute, home_from, plan, say
+from verl_fuse.cli.run import PlannedRun, execute, home_from, plan
 from verl_fuse.compare.run import METRICS_FILE
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
@@ -69,7 +69,7 @@ def ab(
     if steps is not None and warm_up >= steps:
         raise FuseError(f"--warm-up {warm_up}: leaves no step of the {steps} of trainer.total_training_steps")
     for number, launch in enumerate(launches.values(), start=1):
-        say(f"run {number} of {len(launches)}: {launch.run_dir.name}")
+        note(f"run {number} of {len(launches)}: {launch.run_dir.name}")
         with stdout_to_stderr() if as_json else nullcontext():
             code = execute(launch)
         if code:

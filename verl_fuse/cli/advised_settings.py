@@ -18,9 +18,7 @@ import typer
 from omegaconf import DictConfig
 
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.report import read_metrics
-from verl_fuse.compare.run import METRICS_FILE, RunMetrics
-from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.recorded import RecordedStep
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.recorded import Replay
@@ -60,7 +58,7 @@ class AdvisedSetting:
 
 
 def advised_settings(
-    config: DictConfig, result: Replay, cost: CostModel | None, on: Sequence[str]
+    config: DictConfig, result: Replay, cost: AnalyticCost | None, on: Sequence[str]
 ) -> list[AdvisedSetting]:
     """Return the settings that the run, which had the features `on`, leaves to try, in the order of `verl-fuse tune`; a
     FuseError tells why the cost model does not fit the run."""
@@ -88,7 +86,7 @@ def model_of(config: DictConfig, role: str) -> Model:
     return model.as_value_model() if role == "critic" else model
 
 
-def _advised(candidate: Candidate, run: RecordedWork, cost: CostModel | None, *, predicts: bool) -> AdvisedSetting:
+def _advised(candidate: Candidate, run: RecordedWork, cost: AnalyticCost | None, *, predicts: bool) -> AdvisedSetting:
     def whole(value: Value) -> list[tuple[Candidate, Value]]:
         """Return the value with those of budgets that do not hold the longest sequence beside it."""
         with run.changed(candidate.changes(value)):
@@ -109,12 +107,6 @@ def _advised(candidate: Candidate, run: RecordedWork, cost: CostModel | None, *,
         expected = _EXPECTED[WORSE] if found.seconds else "as before"
     overrides = reduce(merged, (each.overrides(one) for each, one in whole(value)))
     return AdvisedSetting(candidate, overrides, expected, found)
-
-
-def measured_peak(run_dir: Path) -> int | None:
-    """Return the memory peak on a device that the run logged; None where it logged none."""
-    metrics = run_dir / METRICS_FILE
-    return RunMetrics.of(run_dir.name, read_metrics(metrics)).peak_bytes if metrics.is_file() else None
 
 
 def as_data(found: Sequence[AdvisedSetting]) -> list[dict[str, Any]]:

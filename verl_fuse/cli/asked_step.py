@@ -114,13 +114,14 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
         raise FuseError(f"{MODE}={quoted(mode)}: a step of it is not simulated; needs sync, or {TRAINER_MODE}")
     if barred := barring(run.config):
         raise FuseError(f"nothing of verl-fuse fits this run: {listed(barred)}")
-    step = launched_step(run.config, given)
+    told, assumed = launched_step(run.config, given)
+    options = _options(getter(run.config))
     return AskedStep(
-        Workload.from_dict(step.workload),
+        Workload.from_dict(told),
         devices_of(run.config, cluster),
         run.config,
-        step.options,
-        step.assumed,
+        options,
+        assumed,
         preset,
         tuple(choice.feature for choice in foreseen(run.config, preset) if not choice.reasons),
         (
@@ -131,7 +132,7 @@ def asked_step(words: Sequence[str], script: Path | None, given: Mapping[str, An
         ),
         tuple(to_paste(run, preset, words[1:] if script is not None else ())),
         tuple(refusals(run)),
-        tuple(_not_modelled(getter(run.config), step.options)),
+        tuple(_not_modelled(getter(run.config), options)),
     )
 
 
@@ -164,19 +165,9 @@ def _not_modelled(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
             yield f"{ROLLOUT}.{key}={get(f'{ROLLOUT}.{key}')} is not simulated"
 
 
-@dataclass(frozen=True)
-class LaunchedStep:
-    """The keys of a workload file and the simulator's options that a configuration tells. `assumed`: the keys of the
-    workload that it does not tell."""
-
-    workload: dict[str, Any]
-    options: dict[str, Any]
-    assumed: dict[str, Any]
-
-
-def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
-    """Read the step of a run's configuration; `given` are keys of the workload that take the place of the run's. A
-    FuseError names a value that cannot be read."""
+def launched_step(config: DictConfig, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (the keys of a workload file of a run's configuration, those of them that it does not tell, as assumed);
+    `given` are keys that take the place of the run's. A FuseError names a value that cannot be read."""
     get = getter(config)
     critic = has_critic(get)
     prompts, size = (_count(get, key) for key in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"))
@@ -208,8 +199,7 @@ def launched_step(config: DictConfig, given: Mapping[str, Any]) -> LaunchedStep:
         assumed |= {} if known else {"critic": found["actor"]}
     if get(f"{REWARD_BLOCK}.enable"):
         found["reward"] = given.get("reward") or _named(get, f"{REWARD_BLOCK}.model_path", "reward", assumed)
-    open_ = {key: text for key, text in assumed.items() if key not in given}
-    return LaunchedStep({**found, **given}, _options(get), open_)
+    return {**found, **given}, {key: text for key, text in assumed.items() if key not in given}
 
 
 def _options(get: Get) -> dict[str, Any]:

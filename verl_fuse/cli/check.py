@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cli.composition import near_key, no_such_key
 from verl_fuse.cli.launch import PRESET_KEY, Run, read_run
-from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.output import Json, examples, note, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import refused
 from verl_fuse.cli.report import LOGGER_KEY
@@ -89,15 +89,14 @@ def check(
     mode = OmegaConf.select(run.config, MODE, default=None)
     if str(mode).endswith("_async"):
         run.notes.append(f"{MODE}={mode} trains on samples of older weights: verl-fuse leaves such runs as they are")
-    for note in run.notes:
-        typer.echo(f"verl-fuse: {note}", err=True)
+    for line in run.notes:
+        note(line)
     if as_json:
         print_json(report)
         return
     named = ("--script", str(script), *(("--", *arguments) if arguments else ())) if script else ("--", "ARGUMENTS")
     predict = shlex.join(("verl-fuse", "simulate", "h100", *named))
-    chosen = [choice for choice in choices if not choice.reasons]
-    _show(report, preset, run.unset or {}, chosen, _logger(run.config), predict, run.config)
+    _show(report, run, preset, choices, predict)
 
 
 def _logger(config: DictConfig) -> str:
@@ -186,27 +185,20 @@ def _overrides(keys: Mapping[str, Any], run: Run) -> Iterator[str]:
         yield f"{'' if there else '++'}{key}={written(value)}"
 
 
-def _show(
-    report: Mapping[str, Any],
-    preset: PresetName,
-    unset: Mapping[str, list[str]],
-    chosen: Sequence[Choice],
-    logger: str,
-    predict: str,
-    config: DictConfig,
-) -> None:
+def _show(report: Mapping[str, Any], run: Run, preset: PresetName, choices: Sequence[Choice], predict: str) -> None:
     if report["problems"]:
         say("The run is refused:")
         for problem in report["problems"]:
             say(f"  - {problem}")
-    for name, keys in unset.items():
+    for name, keys in (run.unset or {}).items():
         say(f"The script does not tell {name}: {', '.join(keys)}")
     if report["unknown"]:
-        unknown = ", ".join(near_key(config, key) for key in report["unknown"])
+        unknown = ", ".join(near_key(run.config, key) for key in report["unknown"])
         without_plus = "verl refuses them as arguments without a +"
         say(f"Not in verl {installed('verl')}'s YAML, and left out here ({without_plus}): {unknown}")
     on = f"{PRESET_KEY}={preset} switches on: {', '.join(report['on']) or 'nothing'}"
     say(f"Were that mended, {on}" if report["problems"] else on)
+    chosen = (choice for choice in choices if not choice.reasons)
     keys = {key: value for choice in chosen for key, value in choice.keys.items() if value is not True}
     if keys:
         say(f"with {' '.join(f'fuse.{key}={written(value)}' for key, value in keys.items())}")
@@ -219,21 +211,16 @@ def _show(
         alike.setdefault((plain, tuple(report["unlock"].get(switch, ()))), []).append(switch)
     for (reasons, overrides), switches in alike.items():
         off = f"without {', '.join(switches)}:"
-        head, *rest = reasons
-        for line in [off, *(f"  - {reason}" for reason in (head, *rest))] if rest else [f"{off} {head}"]:
+        for line in [off, *(f"  - {reason}" for reason in reasons)] if len(reasons) > 1 else [f"{off} {reasons[0]}"]:
             say(line)
         if overrides:
-            others = [key_of(override) for override in overrides if _trains_otherwise(key_of(override))]
+            # Another value of these is another training, and not only another place, engine or kernel.
+            others = [key for key in map(key_of, overrides) if not key.endswith(_SAME_TRAINING)]
             marked = f" (other training: {', '.join(others)})" if others else ""
             say(f"  with {' '.join(overrides)} {'it is' if len(switches) == 1 else 'each can be'} on{marked}")
     if report["paste"]:
         typer.echo(f"Paste: {' '.join(report['paste'])}")
-        typer.echo(f"For verl-fuse compare, both runs also need: '{logger}'")
+        typer.echo(f"For verl-fuse compare, both runs also need: '{_logger(run.config)}'")
         typer.echo(f"  and in the environment: {METRICS_PATH_VARIABLE}=RUN_DIR/{METRICS_FILE}, after mkdir -p RUN_DIR,")
         typer.echo("  each with a RUN_DIR of its own (of a job of Ray, in its runtime environment)")
         typer.echo(f"To predict the gain, and that of other sets: {predict}")
-
-
-def _trains_otherwise(key: str) -> bool:
-    """Tell whether another value of the key is another training, and not only another place, engine or kernel."""
-    return not key.endswith(_SAME_TRAINING)

@@ -114,7 +114,9 @@ def end_processes(run_id: str, *, patient: Callable[[], bool] = lambda: True) ->
             return
         number = wanted if patient() else signal.SIGKILL
         for pid in processes(run_id):
-            _signal(pid, number)
+            # It may have ended by itself between being listed and being signalled.
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
             _say(f"process {pid} outlived the run: {number.name}")
         if number is signal.SIGKILL:
             _gone_within(run_id, KILL_SECONDS, lambda: True)
@@ -146,11 +148,3 @@ def _gone_within(run_id: str, seconds: float, patient: Callable[[], bool]) -> bo
             return False
         time.sleep(0.2)
     return True
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        # The process ended by itself between being listed and being signalled.
-        return

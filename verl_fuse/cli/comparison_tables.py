@@ -1,6 +1,6 @@
 """Prints a comparison as text, at most 100 columns wide."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,8 @@ from rich.table import Table
 
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.tables import numbers, print_table
-from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
-from verl_fuse.compare.verdict import compared, count_text, difference_text, interval_text, verdict
+from verl_fuse.compare.comparison import Comparison, Curve
+from verl_fuse.compare.verdict import FACTS, SAMPLES, compared, difference_text, interval_text, verdict
 
 BARS = "▁▂▃▄▅▆▇█"
 # A curve has at most this many columns; a longer curve is averaged.
@@ -37,16 +37,13 @@ def show(found: Comparison, remarks: Iterable[str], sentence: str | None, page: 
 
 def _runs(found: Comparison) -> Table:
     table = Table("run", "base", "fused")
-    cells: dict[str, Callable[[ComparedRun], str]] = {
-        "seconds a step": lambda side: interval_text(side.seconds),
-        "steps": lambda side: str(side.steps),
-        "tokens trained": lambda side: count_text(side.tokens),
-        "samples trained": _samples,
-        "samples missing": lambda side: count_text(side.samples_missing),
-        "fallbacks": lambda side: count_text(side.fallbacks),
-    }
-    for label, cell in cells.items():
-        table.add_row(label, cell(found.base), cell(found.fused))
+    table.add_row("seconds a step", interval_text(found.base.seconds), interval_text(found.fused.seconds))
+    for label, fact in FACTS.items():
+        base, fused = (
+            fact(side) + (" asked for" if label == SAMPLES and side.stock and side.samples is not None else "")
+            for side in (found.base, found.fused)
+        )
+        table.add_row(label, base, fused)
     return table
 
 
@@ -81,9 +78,3 @@ def sparkline(points: Mapping[int, float], steps: list[int], low: float, high: f
         level = (sum(values) / len(values) - low) / (high - low) if high > low else 0.5
         line += BARS[min(int(level * len(BARS)), len(BARS) - 1)]
     return line
-
-
-def _samples(side: ComparedRun) -> str:
-    if side.samples is None:
-        return "not logged"
-    return f"{side.samples:,.0f}" + (" asked for" if side.stock else "")

@@ -65,7 +65,7 @@ def compose_what_fits(recipe: Recipe, overrides: Sequence[str]) -> tuple[DictCon
     """Return the configuration with all overrides of keys that exist, and a problem for each other override; a
     FuseError tells any other fault."""
     paths = OmegaConf.select(OmegaConf.load(recipe.folder / CONFIG), "hydra.searchpath")
-    return what_fits(Source(recipe.folder, CONFIG, tuple(paths), f"recipe {recipe.name}"), overrides)
+    return what_fits(Source(recipe.folder, Path(CONFIG).stem, tuple(paths), f"recipe {recipe.name}"), overrides)
 
 
 def what_fits(source: Source, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:

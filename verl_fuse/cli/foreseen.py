@@ -23,11 +23,10 @@ from omegaconf import DictConfig
 
 from verl_fuse.cli import child
 from verl_fuse.cli.advised_settings import model_of
+from verl_fuse.cli.output import note
 from verl_fuse.cli.profile import cost_of, read_run, with_floors
-from verl_fuse.cli.report import read_metrics
-from verl_fuse.cli.run import say
+from verl_fuse.cli.report import logged
 from verl_fuse.cli.trials import error_of
-from verl_fuse.compare.run import METRICS_FILE, RunMetrics
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, run_of
 from verl_fuse.cost.table import ProfileTable
@@ -70,7 +69,7 @@ def predictor(
     try:
         run, base, table = _measured(config, trial, recording, limit)
     except (FuseError, OSError) as error:
-        say(f"nothing is predicted of trials: {error}")
+        note(f"nothing is predicted of trials: {error}")
         return NOTHING
     faults, blocks = list[Exception](), (MODEL, model_block(CRITIC))
 
@@ -121,7 +120,7 @@ def predictor(
                 return None if faults else function(*given)
             except _FAULTS as error:
                 faults.append(error)
-                say(f"nothing is predicted of further trials: {type(error).__name__}: {error}")
+                note(f"nothing is predicted of further trials: {type(error).__name__}: {error}")
                 return None
 
         return found
@@ -186,10 +185,9 @@ def _measured(
 def _replay(folder: Path, base: RecordedRun) -> RecordedRun:
     """Return the run of a trial that replayed the base's rollouts: of it no request is recorded, and the seconds of its
     generation are those of reading."""
-    config, metrics = find_config(folder), RunMetrics.of(folder.name, read_metrics(folder / METRICS_FILE)).steps
-    if config is None:
+    if (config := find_config(folder)) is None:
         raise FuseError(f"{folder}: its configuration is not there")
-    run = run_of(folder.name, config, (), metrics)
+    run = run_of(folder.name, config, (), logged(folder).steps)
     steps = (
         replace(given, stages={stage: seconds for stage, seconds in step.stages.items() if stage != GENERATION})
         for step, given in zip(run.steps, base.steps, strict=False)

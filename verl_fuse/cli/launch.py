@@ -31,6 +31,7 @@ from verl_fuse.cli.shell import TRAINER, Launch, find_launch, launch_of, of_envi
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.spec.block import key_of, written
+from verl_fuse.spec.composed import has_key
 from verl_fuse.spec.files import load, read_text
 from verl_fuse.spec.yaml_file import MOST_YAML_BYTES, parse_yaml
 
@@ -125,28 +126,18 @@ def _take(run: Run, key: str, word: str) -> None:
         unknown, faulty = apply(run.config, [f"{name}={as_text(shown(value))}"])
         run.unknown += map(key_of, unknown)
         run.faulty |= faulty
-    elif there is None and key not in _keys(run.config, key):
+    elif there is None and not has_key(run.config, key):
         run.unknown.append(key)
     else:
         run.notes.append(f"{shown(word)}: the script does not tell the value; verl's, {written(there)}, is taken")
 
 
-def _keys(config: DictConfig, key: str) -> list[str]:
-    """Return the keys beside `key`, by their dotted names."""
-    parent, _, _ = key.rpartition(".")
-    block = OmegaConf.select(config, parent, default=None) if parent else config
-    return [f"{parent}.{name}" if parent else str(name) for name in block] if isinstance(block, DictConfig) else []
-
-
 def _with_fuse(source: Source, overrides: Sequence[str]) -> tuple[Composed, bool]:
     """Return (the configuration, with the block `fuse` in any case; whether it has the block of its own)."""
-    given = any(key_of(override) == "fuse" for override in overrides) or _chooses_fuse(source)
+    given = any(key_of(override) == "fuse" for override in overrides)
+    # verl's own configuration has no choice of the group.
+    given = given or (source.folder != _verl_folder() and chooses(source, "fuse"))
     return composed(source, overrides if given else [SWITCH[0], *overrides]), given
-
-
-def _chooses_fuse(source: Source) -> bool:
-    """Tell whether a primary configuration has a choice of the group `fuse`; verl's own has none."""
-    return source.folder != _verl_folder() and chooses(source, "fuse")
 
 
 def _of_yaml(file: Path, arguments: Sequence[str]) -> Run:

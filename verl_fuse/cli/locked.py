@@ -10,11 +10,11 @@ import errno
 import fcntl
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from verl_fuse.cli.output import note
 from verl_fuse.errors import FuseError
 
 # It has the process that holds a lock on it.
@@ -43,12 +43,8 @@ def alone(folder: Path, doing: str, elsewhere: str) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _WITHOUT:
                 raise FuseError(f"{folder}: cannot be locked: {error.strerror}; {elsewhere}") from error
-            print(
-                f"verl-fuse: {folder}: its file system has no locks ({error.strerror}): a second command there would "
-                "not be noticed",
-                file=sys.stderr,
-                flush=True,
-            )
+            without = f"its file system has no locks ({error.strerror})"
+            note(f"{folder}: {without}: a second command there would not be noticed")
         try:
             os.ftruncate(lock, 0)
             os.write(lock, f"{os.getpid()} on {socket.gethostname()}".encode())

@@ -1,4 +1,5 @@
-"""Prints the output of every command that is asked for JSON: one object on stdout, and nothing else there."""
+"""Prints the output of every command that is asked for JSON: one object on stdout, and nothing else there. Notes go to
+stderr."""
 
 import json
 import math
@@ -15,6 +16,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 def print_json(data: Mapping[str, Any]) -> None:
     """Print one line. Numbers that JSON cannot write (infinity, not a number) become null."""
     typer.echo(json.dumps(_finite(data), allow_nan=False))
+
+
+def note(line: str) -> None:
+    """Print a line on stderr, beside the output."""
+    typer.echo(f"verl-fuse: {line}", err=True)
 
 
 def _finite(value: Any) -> Any:

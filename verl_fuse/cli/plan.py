@@ -4,7 +4,6 @@ nor a device."""
 import dataclasses
 import json
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +12,10 @@ import typer
 from rich.table import Table
 
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
-from verl_fuse.cli.output import Json, begun, examples, finite, print_json
+from verl_fuse.cli.output import Json, begun, examples, finite, note, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.tables import numbers, print_table
-from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.executable import DEMANDS
@@ -25,7 +24,7 @@ from verl_fuse.plan.overrides import command_line, feature_overrides, path_overr
 from verl_fuse.plan.search import compile_kernels
 from verl_fuse.simulate.copies import held_bytes, why_not
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.replicas import replica_count
+from verl_fuse.simulate.replicas import devices_each
 from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.plan import STRATEGIES, Strategy
 from verl_fuse.spec.units import GIB
@@ -102,13 +101,10 @@ def plan(
         left = time_limit - (time.monotonic() - since)
         made = make_plan(workload, cost, dataclasses.replace(request, time_limit=max(left, 0.0)), report)
     if left <= 0:
-        note = (
-            f"kernels were compiled for longer than --time-limit {time_limit:g}; the next plan on this machine finds "
-            "them"
-        )
-        print(f"verl-fuse: {note}", file=sys.stderr)
+        compiled = f"kernels were compiled for longer than --time-limit {time_limit:g}"
+        note(f"{compiled}; the next plan on this machine finds them")
     if made.search.stopped:
-        print("verl-fuse: interrupted; this is the best plan so far", file=sys.stderr)
+        note("interrupted; this is the best plan so far")
     if out is not None:
         made.plan.write(out)
     overrides = all_overrides(workload, made)
@@ -138,7 +134,7 @@ def all_overrides(workload: Workload, made: PlanResult) -> dict[str, Any]:
     }
 
 
-def stream_of(workload: Workload, made: PlanResult, cost: CostModel) -> str | None:
+def stream_of(workload: Workload, made: PlanResult, cost: AnalyticCost) -> str | None:
     """Return the needs of `fuse.update.stream` with an FSDP plan of one update a step, and tell whether they fit;
     return None where a stream is out of the question."""
     plan = made.plan
@@ -146,9 +142,7 @@ def stream_of(workload: Workload, made: PlanResult, cost: CostModel) -> str | No
         return None
     if reason := why_not(workload, plan, cost, SimulationOptions()):
         return f"fuse.update.stream: {reason}"
-    generate = plan.call("actor_generate")
-    devices = generate.mesh.size // (plan.replicas or replica_count(generate.layout))
-    held = held_bytes(workload.actor, devices, cost) / GIB
+    held = held_bytes(workload.actor, devices_each(plan), cost) / GIB
     return f"fuse.update.stream: {held:.1f} GiB per device with a copy on each replica; `verl-fuse simulate` prices it"
 
 

@@ -90,14 +90,13 @@ def _made(policy: str) -> object:
     sys.path.insert(0, os.getcwd())
     try:
         found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (module == missing or module.startswith(f"{missing}.")):
             raise FuseError(
-                f"{OPTION} {policy}: there is no module {error.name!r}; run the command in its folder, or install its "
+                f"{OPTION} {policy}: there is no module {missing!r}; run the command in its folder, or install its "
                 "package"
             ) from error
-        raise _failed(f"{OPTION} {policy}: {module} cannot be imported", error) from error
-    except (Exception, SystemExit) as error:
         raise _failed(f"{OPTION} {policy}: {module} cannot be imported", error) from error
     finally:
         sys.path.remove(os.getcwd())

@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +12,8 @@ from rich.table import Table
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.report import read_metrics
+from verl_fuse.cli.report import logged
 from verl_fuse.cli.tables import numbers, print_table
-from verl_fuse.compare.run import METRICS_FILE, RunMetrics
 from verl_fuse.cost.floors import StageError, fit_floors, stage_errors
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, run_of
@@ -105,9 +104,7 @@ def with_floors(table: ProfileTable, runs: list[RecordedRun]) -> ProfileTable:
     """Return the profile with the floors of the software, read off runs of its first model on one node of its
     device."""
     engine = fit_floors(runs, table.models[0].model, cost_of(table, runs))
-    return ProfileTable(
-        table.device, table.precision, table.threads, table.models, engine, tuple(run.name for run in runs)
-    )
+    return replace(table, engine=engine, sources=tuple(run.name for run in runs))
 
 
 def cost_of(table: ProfileTable, runs: list[RecordedRun]) -> ProfiledCost:
@@ -135,7 +132,7 @@ def notes_of(runs: list[RecordedRun]) -> list[str]:
 def print_errors(run: str, found: list[StageError]) -> None:
     """Print measured and predicted seconds by stage, and the stage that is furthest off."""
     columns = numbers("measured s", "predicted s", "of it floors s", "real / predicted")
-    table = Table("stage", *columns, title=f"{run}: mean seconds by stage", title_justify="left")
+    table = Table("stage", *columns, title=f"{run}: median seconds by stage", title_justify="left")
     for each in found:
         table.add_row(
             each.stage,
@@ -157,8 +154,7 @@ def read_run(run_dir: Path) -> RecordedRun:
     """Return a run with the configuration that was kept in its folder: recorded, or by verl's log of its steps alone
     where it has no timeline."""
     run_dir, _ = located(run_dir)
-    config, log = find_config(run_dir), run_dir / METRICS_FILE
-    metrics = RunMetrics.of(run_dir.name, read_metrics(log)).steps if log.is_file() else {}
+    config, metrics = find_config(run_dir), logged(run_dir).steps
     recorded = [] if metrics and not (run_dir / TIMELINE_FOLDER).is_dir() else recorded_steps(run_dir)
     if config is None:
         raise FuseError(f"{run_dir / FILE}: no such file; the run's configuration gives its micro-batch sizes")

@@ -2,8 +2,7 @@
 without starting one."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, partial
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -13,10 +12,6 @@ from verl_fuse.feature import Feature
 from verl_fuse.host.start.settings import load_settings
 from verl_fuse.spec.block import key_of
 from verl_fuse.spec.composed import copied, getter
-
-if TYPE_CHECKING:
-    # Numba, which the simulator needs, takes a second to import.
-    from verl_fuse.advice import Excluded
 
 
 def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
@@ -28,36 +23,48 @@ def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     return ()
 
 
-def refused_beside(config: DictConfig, overrides: Sequence[str], alone: Sequence[str]) -> tuple[str, ...]:
-    """Return the refusals of `config` with these overrides that are not among those of it `alone`."""
-    return tuple(line for line in refused(config, overrides) if line not in alone)
+class Refusals:
+    """What refuses a run's configuration (None: it is not known) with more of verl-fuse switched on, beside what
+    refuses it as it is; each set of overrides is checked once."""
 
+    def __init__(self, config: DictConfig | None) -> None:
+        self._known, self._config = config is not None, OmegaConf.create({}) if config is None else config
+        self._found = cache(partial(refused, self._config))
 
-def refusals_of(
-    config: DictConfig | None, features: Mapping[str, Feature], *, whole: bool = True
-) -> dict[str, tuple[str, ...]]:
-    """Return by feature the refusals of the configuration with the feature that are no refusals without it; no refusal
-    where no configuration is known. One that is not `whole` is not refused for a key that it does not have."""
-    if config is None:
-        return dict.fromkeys(features, ())
-    alone, found = refused(config, ()), {}
-    for name, feature in features.items():
-        get, lines = getter(_changed(config, feature.overrides)), refused_beside(config, feature.overrides, alone)
-        found[name] = tuple(line for line in lines if whole or get(key_of(line)) is not None)
-    return found
+    def beside(self, overrides: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the refusals of the configuration with these overrides that are none without them."""
+        return tuple(line for line in self._found(overrides) if line not in self._found(()))
+
+    def of(self, features: Mapping[str, Feature], *, whole: bool = True) -> dict[str, tuple[str, ...]]:
+        """Return the refusals by feature; none where no configuration is known. One that is not `whole` is not refused
+        for a key that it does not have."""
+        if not self._known:
+            return dict.fromkeys(features, ())
+        found = {}
+        for name, feature in features.items():
+            get, lines = getter(_changed(self._config, feature.overrides)), self.beside(feature.overrides)
+            found[name] = tuple(line for line in lines if whole or get(key_of(line)) is not None)
+        return found
+
+    def together(self, one: Feature, other: Feature) -> tuple[str, ...]:
+        """Return the refusals of two features together that neither has alone, or else why one leaves the other nothing
+        to do, in this configuration; where none is known, refusals in one that says nothing."""
+        alone = {*self._found(one.overrides), *self._found(other.overrides)}
+        both = (*one.overrides, *other.overrides)
+        lines = [line for line in self._found(both) if line not in alone]
+        if self._known and not lines:
+            plain, changed = getter(self._config), getter(_changed(self._config, both))
+            reasons = [(feature.idle(plain), feature.idle(changed)) for feature in (one, other)]
+            lines = [after for before, after in reasons if after and not before]
+        return tuple(lines)
 
 
 def idle_in(config: DictConfig | None, features: Mapping[str, Feature]) -> dict[str, str]:
     """Return by feature why it has nothing to do in this configuration."""
-    get = getter(OmegaConf.create({}) if config is None else config)
-    return {} if config is None else {name: why for name, one in features.items() if (why := one.idle(get))}
-
-
-def open_features(
-    features: Mapping[str, Feature], refusals: Mapping[str, Sequence[str]], idle: Mapping[str, str], on: Sequence[str]
-) -> set[str]:
-    """Return the features that a run could have on, and has not."""
-    return {name for name in features if not (refusals[name] or name in idle or name in on)}
+    if config is None:
+        return {}
+    get = getter(config)
+    return {name: why for name, one in features.items() if (why := one.idle(get))}
 
 
 def _changed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -67,24 +74,3 @@ def _changed(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         key, _, value = override.lstrip("+").partition("=")
         OmegaConf.update(changed, key, yaml.safe_load(value), force_add=True)
     return changed
-
-
-def excluded(config: DictConfig | None) -> "Excluded":
-    """Return the function that finds the refusals of two features together that neither has alone, and why one leaves
-    the other nothing to do, in this configuration; where it is None, refusals in one that says nothing."""
-    base = OmegaConf.create({}) if config is None else config
-
-    @cache
-    def found(overrides: tuple[str, ...]) -> tuple[str, ...]:
-        return refused(base, overrides)
-
-    def together(one: Feature, other: Feature) -> tuple[str, ...]:
-        alone, both = {*found(one.overrides), *found(other.overrides)}, (*one.overrides, *other.overrides)
-        lines = [line for line in found(both) if line not in alone]
-        if config is not None and not lines:
-            plain, changed = getter(base), getter(_changed(base, both))
-            reasons = [(feature.idle(plain), feature.idle(changed)) for feature in (one, other)]
-            lines = [after for before, after in reasons if after and not before]
-        return tuple(lines)
-
-    return together

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -16,7 +17,7 @@ from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.refused import excluded, idle_in, open_features, refusals_of
+from verl_fuse.cli.refused import Refusals, idle_in
 from verl_fuse.cli.report import read_metrics
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.compare.run import METRICS_FILE
@@ -24,7 +25,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.simulate.drafts import acceptance_of
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.recorded import Replay, Saving, read_recorded, replay
+from verl_fuse.simulate.recorded import Replay, read_recorded, replay
 from verl_fuse.spec.composed import ACTOR, CRITIC, Get, getter, on_accelerators
 from verl_fuse.spec.run_config import find_config
 from verl_fuse.timeline.files import located, readable_steps, recorded_steps
@@ -35,36 +36,53 @@ DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
 )
 
 
-def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
+@dataclass(frozen=True)
+class ReplayedRun:
+    """A recorded run of this folder and name, replayed; its configuration (None: it was not kept), the `features` that
+    it had plugins for, those that were `on`, and of each what refuses it and why it is `idle`; the advice on those that
+    it could have had on beside these, and what refuses all of it together. `dedicated` is the option, as far as the
+    configuration tells it."""
+
+    folder: Path
+    name: str
+    config: DictConfig | None
+    features: Mapping[str, Feature]
+    result: Replay
+    on: Sequence[str]
+    refusals: Mapping[str, Sequence[str]]
+    idle: Mapping[str, str]
+    advice: Advice
+    advice_refused: Sequence[str]
+    dedicated: bool | None
+
+    @property
+    def title(self) -> str:
+        return f"{escape(self.name)}: {self.result.described}, {self.result.seconds:.2f} s"
+
+
+def show_replay(path: Path, options: SimulationOptions, as_json: bool) -> None:
     """Print the savings table of a recorded run."""
-    config = find_config(located(run)[0])
-    features = features_of_run(config)
-    name, result, options = replayed(located(run)[0], options, features)
-    on = features_on(config, features, result)
-    open_ = open_features(features, refusals_of(config, features), idle_in(config, features), on)
-    advice = advice_of_replay(result, features, excluded(config), open_)
+    run = replayed(path, options)
+    result, advice, savings = run.result, run.advice, {"observe": run.result.observed, **run.result.savings}
     if as_json:
         print_json(
             {
-                "run": name,
+                "run": run.name,
                 "steps": result.steps,
                 "step_seconds": result.seconds,
                 "replay_error": result.replay_error,
-                "savings": [
-                    {"feature": name, **dataclasses.asdict(saving)} for name, saving in all_savings(result).items()
-                ],
+                "savings": [{"feature": name, **dataclasses.asdict(saving)} for name, saving in savings.items()],
                 "advice": dataclasses.asdict(advice),
             }
         )
         return
-    title = f"{escape(name)}: {result.described}, {result.seconds:.2f} s"
     rows = (
         (name, s.seconds if s.known else None, s.seconds / result.seconds, s.device_share, escape(s.note))
-        for name, s in all_savings(result).items()
+        for name, s in savings.items()
     )
-    print_table(features_table(title, "how", rows))
+    print_table(features_table(run.title, "how", rows))
     say(f"Generation replayed from fitted decode times: median error {result.replay_error:.0%}.")
-    if options.dedicated is None:
+    if run.dedicated is None:
         say(
             "Replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set "
             "dedicated=false."
@@ -72,24 +90,14 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     show_advice(advice)
 
 
-def features_of_run(config: DictConfig | None) -> dict[str, Feature]:
-    """Return the features that a run had plugins for; all of them where its configuration was not kept."""
-    disabled = () if config is None else select(config, "fuse.disabled_plugins") or ()
-    return plugins.features(plugins.load(disabled))
-
-
-def all_savings(result: Replay) -> dict[str, Saving]:
-    """Return the saving of observe mode, and of each feature."""
-    return {"observe": result.observed, **result.savings}
-
-
-def replayed(
-    run_dir: Path, options: SimulationOptions, features: Mapping[str, Feature]
-) -> tuple[str, Replay, SimulationOptions]:
-    """Return the name of a recorded run, its steps replayed, and the options that follow from the run's configuration;
-    the first step, which warms up, is left out where there are other steps."""
-    numbers = recorded_steps(run_dir)
+def replayed(path: Path, options: SimulationOptions) -> ReplayedRun:
+    """Replay the steps of a run's folder, or of a page in it, with each feature; the first step, which warms up, is
+    left out where there are other steps."""
+    run_dir, _ = located(path)
     config = find_config(run_dir)
+    disabled = () if config is None else select(config, "fuse.disabled_plugins") or ()
+    features = plugins.features(plugins.load(disabled))
+    numbers = recorded_steps(run_dir)
     accelerator = options.dedicated is not False if config is None else on_accelerators(getter(config))
     if options.dedicated is None and not accelerator:
         # All processes share the cores.
@@ -100,8 +108,16 @@ def replayed(
         steps = [read_recorded(timeline) for timeline in timelines]
         savings = {name: feature.saving for name, feature in features.items() if feature.saving}
         mini_batches = {} if config is None else mini_batches_of(getter(config))
-        found = replay(steps, options, savings, features_on(config, features), accelerator, mini_batches)
-        return timelines[-1].run, found, options
+        result = replay(steps, options, savings, features_on(config, features), accelerator, mini_batches)
+    on = features_on(config, features, result)
+    checks, idle = Refusals(config), idle_in(config, features)
+    refusals = checks.of(features)
+    open_ = {name for name in features if not (refusals[name] or name in idle or name in on)}
+    advice = advice_of_replay(result, features, checks.together, open_)
+    together = checks.beside(tuple(advice.overrides))
+    return ReplayedRun(
+        run_dir, timelines[-1].run, config, features, result, on, refusals, idle, advice, together, options.dedicated
+    )
 
 
 def features_on(config: DictConfig | None, features: Mapping[str, Feature], result: Replay | None = None) -> list[str]:
@@ -161,17 +177,9 @@ def recorded_acceptance(run_dir: Path) -> float:
         raise FuseError(
             f"{folder / METRICS_FILE}: no step has {DRAFTED_METRIC}; needs a run with fuse.speculation.enabled=true"
         )
-    drafted, accepted, passes = (
-        sum(value(data) for data in found)
-        for value in (
-            lambda data: data[DRAFTED_METRIC],
-            lambda data: data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC],
-            # The passes of each sample are summed up: each brings one token beside the accepted tokens.
-            lambda data: (
-                data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC] / (data[TOKENS_METRIC] - 1)
-                if data[TOKENS_METRIC] > 1
-                else 0.0
-            ),
-        )
-    )
+    drafted = sum(data[DRAFTED_METRIC] for data in found)
+    of_steps = [(data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC], data[TOKENS_METRIC]) for data in found]
+    accepted = sum(taken for taken, _ in of_steps)
+    # The passes of each sample are summed up: each brings one token beside the accepted tokens.
+    passes = sum(taken / (tokens - 1) for taken, tokens in of_steps if tokens > 1)
     return acceptance_of(1 + accepted / passes, accepted / drafted) if accepted else 0.0

@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 
 from verl_fuse.cli.tables import numbers
-from verl_fuse.compare.run import BESIDE, TIMING, stage_seconds
+from verl_fuse.compare.run import BESIDE, METRICS_FILE, OTHER, RunMetrics, stage_seconds
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import read_text
 from verl_fuse.timeline.tracks import totals
@@ -36,14 +36,6 @@ class Change:
     after: float
     first_step: int
     last_step: int
-
-
-@dataclass(frozen=True)
-class StageTime:
-    """The mean seconds that one stage takes over the counted steps."""
-
-    name: str
-    seconds: float
 
 
 def read_metrics(path: Path) -> list[tuple[int, Mapping[str, float]]]:
@@ -76,51 +68,45 @@ def _number(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def validation_changes(records: list[tuple[int, Mapping[str, float]]]) -> list[Change]:
+def logged(run_dir: Path) -> RunMetrics:
+    """Return what a run logged into its folder; of a run without the file, no step."""
+    file = run_dir / METRICS_FILE
+    return RunMetrics.of(run_dir.name, read_metrics(file) if file.is_file() else ())
+
+
+def validation_changes(run: RunMetrics) -> list[Change]:
     """Return the first and last value of each validation accuracy and reward."""
-    seen: dict[str, list[tuple[int, float]]] = {}
-    for step, values in records:
-        for key, value in values.items():
-            if key.startswith("val-") and ("/acc/mean" in key or "/reward/mean" in key) and math.isfinite(value):
-                seen.setdefault(key, []).append((step, value))
-    return [
-        Change(key, points[0][1], points[-1][1], points[0][0], points[-1][0]) for key, points in sorted(seen.items())
-    ]
+    found = []
+    for key in run.validations:
+        points = list(run.metric(key).items())
+        found.append(Change(key, points[0][1], points[-1][1], points[0][0], points[-1][0]))
+    return found
 
 
-def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, list[StageTime]]:
+def stage_times(run: RunMetrics) -> tuple[int, dict[str, float]]:
     """Return (steps counted, mean seconds per stage, then of the time in no stage, of the step itself, and of the
     stages timed outside of the step). The first step, which warms everything up, is left out where there are others."""
-    steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
-    counted = steps[1:] or steps
-    sums = totals(item for values in counted for item in stage_seconds(values).items())
+    counted = run.timed[1:] or run.timed
+    sums = totals(item for step in counted for item in stage_seconds(run.steps[step]).items())
     # Stages that not every step has (validation, checkpoints) count as zero in the others.
     means = {name: total / len(counted) for name, total in sums.items()}
     step = means.pop(STEP_STAGE, None)
     outside = {name: means.pop(name) for name in BESIDE if name in means}
     if step is not None:
-        means |= {"other": max(0.0, step - sum(means.values())), STEP_STAGE: step}
-    return len(counted), [StageTime(name, seconds) for name, seconds in (means | outside).items()]
+        means |= {OTHER: max(0.0, step - sum(means.values())), STEP_STAGE: step}
+    return len(counted), means | outside
 
 
-def hidden_seconds(records: list[tuple[int, Mapping[str, float]]]) -> float:
-    """Return the mean seconds a step of inference that ran while samples were still generated, over the steps that
-    `stage_times` counts."""
-    steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
-    counted = steps[1:] or steps
-    return sum(values.get(OVERLAP_METRIC, 0.0) for values in counted) / max(1, len(counted))
-
-
-def summary(records: list[tuple[int, Mapping[str, float]]]) -> Group:
-    """Return the last lines of `verl-fuse run`: validation, if there was any, the stages of a step, and the hidden
-    seconds."""
+def summary(run: RunMetrics) -> Group:
+    """Return the last lines of `verl-fuse run`: validation, if there was any, the stages of a step, and the mean
+    seconds a step of inference that ran while samples were still generated."""
     parts: list[Table | str] = []
-    if changes := validation_changes(records):
+    if changes := validation_changes(run):
         parts.append(_validation(changes))
-    count, stages = stage_times(records)
+    count, stages = stage_times(run)
     if count:
         parts.append(_times(count, stages))
-    if hidden := hidden_seconds(records):
+    if hidden := sum(run.steps[step].get(OVERLAP_METRIC, 0.0) for step in run.timed[-count:]) / max(1, count):
         parts.append(f"Hidden: {hidden:.3f} s of inference a step ran while samples were still generated.")
     return Group(*parts)
 
@@ -143,16 +129,16 @@ def _table(title: str, *columns: Column | str) -> Table:
     return Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
 
 
-def _times(count: int, stages: list[StageTime]) -> Table:
-    whole = next((stage.seconds for stage in stages if stage.name == STEP_STAGE), 0.0)
+def _times(count: int, stages: Mapping[str, float]) -> Table:
+    whole = stages.get(STEP_STAGE, 0.0)
     times = _table(f"Step time, mean of {count} step{'s' * (count > 1)}", "stage", *numbers("seconds", "share"))
-    for stage in stages:
-        share = "outside" if stage.name in BESIDE else f"{stage.seconds / whole:.0%}" if whole else ""
-        times.add_row(stage.name, f"{stage.seconds:.3f}", share)
+    for name, seconds in stages.items():
+        share = "outside" if name in BESIDE else f"{seconds / whole:.0%}" if whole else ""
+        times.add_row(name, f"{seconds:.3f}", share)
     return times
 
 
 def print_summary(console: Console, metrics: Path) -> None:
     """Print a summary of the run's metrics, if it logged any."""
     if metrics.is_file() and metrics.stat().st_size:
-        console.print(summary(read_metrics(metrics)))
+        console.print(summary(RunMetrics.of("", read_metrics(metrics))))

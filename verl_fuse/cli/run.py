@@ -20,7 +20,7 @@ from verl_fuse.cli.checks import check_data_file, data_files, problems_of
 from verl_fuse.cli.composition import compose_what_fits, select, select_path
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.locked import alone
-from verl_fuse.cli.output import examples
+from verl_fuse.cli.output import examples, note
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import print_summary, read_metrics
 from verl_fuse.cli.screen import Tail, last_lines
@@ -102,18 +102,14 @@ def run(
     require_version()
     launch = plan(recipe, overrides or [], baseline=baseline, home=home_from(os.environ))
     if launch.done:
-        say(launch.done)
+        note(launch.done)
         return
     if dry_run:
         for line in launch.notes:
-            say(line)
+            note(line)
         typer.echo("\n".join(as_shell(launch)))
         return
     raise typer.Exit(execute(launch, verbose=verbose))
-
-
-def say(line: str) -> None:
-    typer.echo(f"verl-fuse: {line}", err=True)
 
 
 def home_from(environment: Mapping[str, str]) -> Path:
@@ -187,15 +183,15 @@ def _executed(launch: PlannedRun, *, verbose: bool) -> int:
     before = _written(page)
     with _output(launch, verbose=verbose) as (log, poll):
         if launch.prepare is not None:
-            say("the task is made, if it is not there yet")
+            note("the task is made, if it is not there yet")
         made = prepare(launch, log, poll)
         if made.stopped_by is not None:
-            say(f"stopped by {made.stopped_by.name} before training began; the same command starts anew")
+            note(f"stopped by {made.stopped_by.name} before training began; the same command starts anew")
             return 128 + made.stopped_by
         if made.code:
-            say(f"making the task ended with exit code {made.code}" + _why(launch, verbose=verbose))
+            note(f"making the task ended with exit code {made.code}" + _why(launch, verbose=verbose))
             return made.code
-        say("verl starts" if launch.resumed is None else f"verl starts after step {launch.resumed}")
+        note("verl starts" if launch.resumed is None else f"verl starts after step {launch.resumed}")
         ending, logged = train(launch, log, poll)
     code = ending.code
     # The exit code of a run that was told to stop is no fault: Ray's driver aborts with 134, for example.
@@ -210,7 +206,7 @@ def _executed(launch: PlannedRun, *, verbose: bool) -> int:
         # A half-written file of a run that broke off must not hide the run's exit code.
         if not code:
             raise
-        say(str(error))
+        note(str(error))
     named = (
         ("Timeline", page, _written(page) != before),
         ("Metrics", launch.metrics, logged),
@@ -220,11 +216,11 @@ def _executed(launch: PlannedRun, *, verbose: bool) -> int:
         if wrote:
             typer.echo(f"{name}: {path}")
     if code and ending.stopped_by is not None:
-        say(stopped(launch, ending.stopped_by, launch.metrics if logged else None))
+        note(stopped(launch, ending.stopped_by, launch.metrics if logged else None))
     elif code:
-        say(f"verl ended with exit code {code}" + _why(launch, verbose=verbose))
+        note(f"verl ended with exit code {code}" + _why(launch, verbose=verbose))
     elif ending.stopped_by is not None:
-        say(f"{ending.stopped_by.name}: verl had ended, or ended by itself, with exit code 0")
+        note(f"{ending.stopped_by.name}: verl had ended, or ended by itself, with exit code 0")
         return 128 + ending.stopped_by
     return code
 
@@ -280,7 +276,7 @@ def _output(launch: PlannedRun, *, verbose: bool) -> Iterator[tuple[IO[bytes] | 
         return
     earlier.move_away(launch.log)
     with launch.log.open("wb") as log:
-        say(f"everything that is printed goes to {launch.log}")
+        note(f"everything that is printed goes to {launch.log}")
         tail = Tail(launch.log, typer.echo)
         try:
             yield log, tail.read

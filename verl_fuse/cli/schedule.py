@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from verl_fuse.cli import interrupt
-from verl_fuse.cli.output import Json, begun, examples, finite, print_json
+from verl_fuse.cli.output import Json, begun, examples, finite, note, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.schedule_from_model import from_model
 from verl_fuse.cli.tables import numbers, print_table
@@ -74,7 +74,7 @@ def solve_command(
     if out is not None:
         check_writable(out)
     if method == "portfolio" and not has_solver():
-        typer.echo(f"verl-fuse: annealing alone: {INSTALL} adds a search that proves optima", err=True)
+        note(f"annealing alone: {INSTALL} adds a search that proves optima")
     with ProgressNotes(f"{method}: {problem.ops} ops on {problem.ranks} ranks") as report:
         schedule = solve(problem, method, Budget(_left(until), seed, workers, report))
     if out is not None:

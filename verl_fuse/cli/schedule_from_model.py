@@ -3,13 +3,12 @@ the analytic cost model."""
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, read_cluster
 from verl_fuse.cli.output import Json, print_json
-from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.files import check_writable, save
@@ -20,6 +19,10 @@ from verl_fuse.spec.model_names import model_from
 from verl_fuse.spec.plan import CallPlan
 from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.workload import Workload
+
+if TYPE_CHECKING:
+    # Numba takes a second to import.
+    from verl_fuse.cost.analytic import AnalyticCost
 
 _MODEL = "Size name, or path of a config.json or its folder."
 
@@ -39,7 +42,7 @@ def from_model(
     as_json: Json = False,
 ) -> None:
     """Write the schedule problem of an actor and a critic; the critic's micro-batches are as large as the actor's."""
-    from verl_fuse.cost.analytic import AnalyticCost  # numba takes a second to import
+    from verl_fuse.cost.analytic import AnalyticCost
 
     check_writable(out)
     workload = Workload(
@@ -65,7 +68,7 @@ def from_model(
 
 
 def problem_of(
-    workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, recompute: bool
+    workload: Workload, actor: CallPlan, critic: CallPlan, cost: "AnalyticCost", recompute: bool
 ) -> ScheduleProblem:
     """Return the problem; its memory limit is the part of a device's memory that both models leave."""
     from verl_fuse.simulate.options import SimulationOptions
@@ -91,7 +94,7 @@ def problem_of(
     return dataclasses.replace(problem, memory_limit=room)
 
 
-def _call(name: str, model: Model, layout: Layout, microbatches: int, cost: CostModel) -> CallPlan:
+def _call(name: str, model: Model, layout: Layout, microbatches: int, cost: "AnalyticCost") -> CallPlan:
     layout.check(model)
     if layout.devices > cost.cluster.devices:
         raise FuseError(f"{name}: layout {layout} needs {layout.devices} devices; there are {cost.cluster.devices}")

@@ -399,56 +399,39 @@ class _Reader:
                 found.append(current)
         return [word for word in found if word.strip() or word == ""]
 
-    def _pieces(self, raw: str) -> Iterator[tuple[str | None, bool]]:
-        """Yield the parts of a word, expanded: (text, whether it is kept as one); (None, True) between two elements of
-        an array in quotes."""
+    def _pieces(self, raw: str, *, quoted: bool = False) -> Iterator[tuple[str | None, bool]]:
+        """Yield the parts of a word, or of what stands in its double quotes, expanded: (text, whether it is kept as
+        one); (None, True) between two elements of an array in quotes."""
         index = 0
         while index < len(raw):
-            char = raw[index]
-            if char == "\\":
-                yield raw[index + 1 : index + 2], True
+            char, following = raw[index], raw[index + 1 : index + 2]
+            if char == "\\" and (not quoted or following in ('"', "\\", "$", "`", "\n")):
+                yield following.replace("\n", "") if quoted else following, True
                 index += 2
-            elif char == "'" and (end := end_of_quote(raw, index)) > 0:
+            elif not quoted and char == "'" and (end := end_of_quote(raw, index)) > 0:
                 yield raw[index + 1 : end], True
                 index = end + 1
-            elif raw.startswith("$'", index) and (end := end_of_quote(raw, index + 1)) > 0:
+            elif not quoted and raw.startswith("$'", index) and (end := end_of_quote(raw, index + 1)) > 0:
                 yield raw[index + 2 : end].encode().decode("unicode_escape"), True
                 index = end + 1
-            elif char == '"' and (end := end_of_quote(raw, index)) > 0:
-                yield from self._quoted(raw[index + 1 : end])
+            elif not quoted and char == '"' and (end := end_of_quote(raw, index)) > 0:
+                inner = raw[index + 1 : end]
+                yield from self._pieces(inner, quoted=True) if inner else [("", True)]
                 index = end + 1
+            elif char in "$`" and quoted:
+                values, index = self._expansion(raw, index, quotes='"`')
+                for number, value in enumerate(values):
+                    yield from [(None, True)] if number else []
+                    yield value, True
             elif char in "$`":
                 values, index = self._expansion(raw, index)
                 yield " ".join(values), False
             else:
                 # A quote without an end is an apostrophe in a default.
-                following = re.compile(r"[\\'\"$`]").search(raw, index + 1)
-                end = following.start() if following else len(raw)
+                special = re.compile(r"[\\$`]" if quoted else r"[\\'\"$`]").search(raw, index + 1)
+                end = special.start() if special else len(raw)
                 yield raw[index:end], True
                 index = end
-
-    def _quoted(self, inner: str) -> Iterator[tuple[str | None, bool]]:
-        index, empty = 0, True
-        while index < len(inner):
-            if inner[index] == "\\" and inner[index + 1 : index + 2] in ('"', "\\", "$", "`", "\n"):
-                yield inner[index + 1].replace("\n", ""), True
-                index += 2
-            elif inner[index] in "$`":
-                values, index = self._expansion(inner, index, quotes='"`')
-                if not values:
-                    continue
-                for value in values[:-1]:
-                    yield value, True
-                    yield None, True
-                yield values[-1], True
-            else:
-                following = re.compile(r"[\\$`]").search(inner, index + 1)
-                end = following.start() if following else len(inner)
-                yield inner[index:end], True
-                index = end
-            empty = False
-        if empty and not inner:
-            yield "", True
 
     def _expansion(self, text: str, index: int, quotes: str = "'\"`") -> tuple[list[str], int]:
         """Return (the values of the expansion at `index`, the index behind it); `quotes` begin a quote in braces."""
@@ -592,20 +575,14 @@ def _stripped(value: str, pattern: str, sign: str) -> str:
     return value
 
 
-def _both(one: bool | None, two: bool | None) -> bool | None:
-    return False if False in (one, two) else None if None in (one, two) else True
-
-
-def _either(one: bool | None, two: bool | None) -> bool | None:
-    return True if True in (one, two) else None if None in (one, two) else False
-
-
 def _test(words: list[str], *, glob: bool) -> bool | None:
     """Return the truth of what stands in [ ... ], or [[ ... ]] (`glob`: the right side of == is a pattern)."""
-    for sign, combine in (("||", _either), ("-o", _either), ("&&", _both), ("-a", _both)):
+    # Either side decides by itself where it has this value.
+    for sign, decides in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
         if sign in words[1:]:
             place = words.index(sign, 1)
-            return combine(_test(words[:place], glob=glob), _test(words[place + 1 :], glob=glob))
+            sides = [_test(part, glob=glob) for part in (words[:place], words[place + 1 :])]
+            return decides if decides in sides else None if None in sides else not decides
     if words[:1] == ["!"]:
         value = _test(words[1:], glob=glob)
         return None if value is None else not value

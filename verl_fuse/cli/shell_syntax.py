@@ -274,7 +274,7 @@ class _Parser:
     def all(self) -> Body:
         found: list[Node] = []
         while self._at < len(self._tokens):
-            found += self._body(())
+            found += self._body()
             # A sign without its partner; bash would end here with an error of syntax.
             self._at += 1
         return tuple(found)
@@ -296,13 +296,13 @@ class _Parser:
             raise FuseError(f"line {begun}: there is no {text!r} for what begins here")
         self._at += 1
 
-    def _body(self, ends: tuple[str, ...]) -> Body:
-        """Read commands up to a word or sign in `ends`, which is not read."""
+    def _body(self) -> Body:
+        """Read commands up to a word or sign that ends some construct, which is not read."""
         found: list[Node] = []
         while (token := self._peek()) is not None:
             if token.operator and token.text in ("\n", ";", "&", "|", "|&"):
                 self._at += 1
-            elif token.text in ends or (token.operator and token.text == ")") or token.text in _ENDS:
+            elif token.text in _ENDS or (token.operator and (token.text == ")" or token.text.startswith(";"))):
                 break
             elif token.operator and token.text in ("&&", "||"):
                 self._at += 1
@@ -311,8 +311,6 @@ class _Parser:
                 before, after = found[-1:], tuple(self._command())
                 del found[-1:]
                 found.append(Branch(((tuple(before), after),), negated=token.text == "||"))
-            elif token.operator and token.text.startswith(";"):
-                break
             else:
                 found += self._command()
         return tuple(found)
@@ -323,24 +321,21 @@ class _Parser:
             return []
         if token.operator and token.text == "(":
             self._at += 1
-            body = self._body((")",))
+            body = self._body()
             self._expect(")", token.line)
             return [Subshell(body)]
         match token.text:
             case "{":
                 self._at += 1
-                body = self._body(("}",))
+                body = self._body()
                 self._expect("}", token.line)
                 return list(body)
             case "if":
                 return [self._if()]
             case "while" | "until":
                 self._at += 1
-                condition = self._body(("do",))
-                self._expect("do", token.line)
-                body = self._body(("done",))
-                self._expect("done", token.line)
-                return [Branch(((condition, body),), negated=token.text == "until", repeats=True)]
+                condition = self._body()
+                return [Branch(((condition, self._rounds(token.line)),), negated=token.text == "until", repeats=True)]
             case "for" | "select":
                 return [self._for(token.line)]
             case "case":
@@ -359,12 +354,12 @@ class _Parser:
         begun = self._tokens[self._at].line
         while self._is("if", "elif"):
             self._at += 1
-            condition = self._body(("then",))
+            condition = self._body()
             self._expect("then", begun)
-            arms.append((condition, self._body(("elif", "else", "fi"))))
+            arms.append((condition, self._body()))
         if self._is("else"):
             self._at += 1
-            otherwise = self._body(("fi",))
+            otherwise = self._body()
         self._expect("fi", begun)
         return Branch(tuple(arms), otherwise)
 
@@ -381,11 +376,16 @@ class _Parser:
                 self._at += 1
         else:
             words = ['"$@"']
-        self._expect("do", begun)
-        body = self._body(("done",))
-        self._expect("done", begun)
+        body = self._rounds(begun)
         # for ((...)) counts: what it counts to is not computed.
         return Loop(name.text if name else "", () if name and name.text.startswith("((") else tuple(words), body)
+
+    def _rounds(self, begun: int) -> Body:
+        """Read what stands between `do` and `done`."""
+        self._expect("do", begun)
+        body = self._body()
+        self._expect("done", begun)
+        return body
 
     def _case(self, begun: int) -> Branch:
         self._at += 1
@@ -401,7 +401,7 @@ class _Parser:
                     patterns.append(token.text)
                 self._at += 1
             self._expect(")", begun)
-            body = self._body(("esac",))
+            body = self._body()
             arms.append((Match(subject.text if subject else "", tuple(patterns)), body))
             if self._is(";;", ";&", ";;&"):
                 self._at += 1

@@ -2,7 +2,7 @@
 nor verl nor a device."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,17 +11,17 @@ import typer
 from rich.table import Table
 
 from verl_fuse import plugins
-from verl_fuse.advice import LEAST_GAIN_SHARE, Advice, advice_of_rows
+from verl_fuse.advice import LEAST_GAIN_SHARE, advice_of_rows
 from verl_fuse.cli import interrupt
 from verl_fuse.cli.asked_step import STEP, AskedStep, asked_step
 from verl_fuse.cli.assumed import OPTIONS, read_options, read_settings
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of
 from verl_fuse.cli.composition import select
-from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.output import Json, examples, note, print_json
 from verl_fuse.cli.policy import simulated_policy
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.refused import excluded, idle_in, refusals_of
+from verl_fuse.cli.refused import Refusals, idle_in
 from verl_fuse.cli.replay import features_on, recorded_acceptance, show_advice, show_replay, verdict_of
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.compare.run import METRICS_FILE
@@ -33,7 +33,7 @@ from verl_fuse.simulate.options import STOCK_METRICS, SimulationOptions, feature
 from verl_fuse.simulate.stock import by_tensor_parallel
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
-from verl_fuse.spec.files import check_folder, reason, write_atomically
+from verl_fuse.spec.files import check_folder, reason, save
 from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.run_config import FILES as CONFIG_FILES
 from verl_fuse.spec.workload import Workload
@@ -123,11 +123,12 @@ def simulate(
         check_folder(timeline)
     seeds, features, settings = seeds or SIMULATED_STEPS, plugins.features(plugins.load()), read_settings(set_ or [])
     asked = asked_step(words or [], script, settings.step)
-    for note in asked.notes:
-        typer.echo(f"verl-fuse: {note}", err=True)
+    for line in asked.notes:
+        note(line)
     options = _drafting(read_block(SimulationOptions, {**asked.options, **settings.options}, "options"), drafts_of)
     workload, machines = asked.workload, asked.cluster
-    refusals, idle = refusals_of(asked.config, features, whole=bool(asked.preset)), idle_in(asked.config, features)
+    checks, idle = Refusals(asked.config), idle_in(asked.config, features)
+    refusals = checks.of(features, whole=bool(asked.preset))
     named = {name: feature.strategy for name, feature in features.items() if feature.strategy}
     preset, about_preset = preset_of(asked, options)
     for text in strategy or ():
@@ -157,7 +158,7 @@ def simulate(
                 about = about_preset if row.strategy in preset else about
                 rows.append(dataclasses.replace(row, notes=(*about, *row.notes)))
             open_ = {name: one for name, one in features.items() if name not in against}
-            advised = advice_of_rows(rows, open_, excluded(asked.config), comparison.row)
+            advised = advice_of_rows(rows, open_, checks.together, comparison.row)
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -173,10 +174,17 @@ def simulate(
             timeline, shown, _title(workload, machines, seeds), verdict, _origin(machines, profile, seeds)
         )
     if as_json:
-        data = as_data(rows, workload, machines, seeds, pages) | {"rollout_tp": _widths_data(widths)}
+        data = as_data(rows, workload, machines, seeds, pages)
+        data["rollout_tp"] = [
+            {"tp": tp, "layout": str(at.layout), "generation_seconds": taken} for tp, (at, taken) in widths.items()
+        ]
         data |= {"without": {name: listed(why) for name, why in against.items()}, "assumed": asked.assumed}
         data |= {"problems": asked.problems, "not_modelled": asked.not_modelled}
-        print_json(data | (_advised_data(*advised) if advised else {}))
+        if advised:
+            advice, row = advised
+            figures = {"seconds": dataclasses.asdict(row.seconds), "speedup": dataclasses.asdict(row.speedup)}
+            data |= {"advice": dataclasses.asdict(advice), "advised": {"strategy": row.strategy, **figures}}
+        print_json(data)
     else:
         show(shown, workload, machines, seeds)
         say(_widths_text(widths, options.rollout_tp))
@@ -187,11 +195,8 @@ def simulate(
             say(f"assumed, as the launch does not tell it: {values}; --set {STEP}KEY=VALUE takes yours")
         for about in asked.not_modelled:
             say(f"not simulated: {about}")
-        alike: dict[str, list[str]] = {}
-        for name in sorted(against):
-            first, *more = against[name]
-            alike.setdefault(f"{first}{f' (other reasons: {len(more)})' if more else ''}", []).append(name)
-        for why, names in alike.items():
+        others = {name: f" (other reasons: {len(why) - 1})" if len(why) > 1 else "" for name, why in against.items()}
+        for why, names in alike((f"{against[name][0]}{others[name]}", name) for name in sorted(against)).items():
             say(f"without {', '.join(names)}: {why}")
         for problem in asked.problems:
             say(f"The run cannot start: {problem}")
@@ -225,7 +230,7 @@ def require_open(strategy: str, features: Mapping[str, Feature], refusals: Mappi
     for one in (one for part in parts for one in part):
         if refusals[one.name]:
             raise FuseError(f"strategy={strategy!r}: {one.name} is refused in this step: {listed(refusals[one.name])}")
-    together = excluded(None)
+    together = Refusals(None).together
     for some, others in combinations(parts, 2):
         for one, other in product(some, others):
             if one is not other and (found := together(one, other)):
@@ -274,14 +279,18 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
             f"{row.cost_ratio.mean:.3f}",
         )
     print_table(table)
-    alike: dict[str, list[str]] = {}
-    for row in rows:
-        for note in _notes(row):
-            alike.setdefault(note, []).append(row.strategy)
-    for note, names in alike.items():
-        say(f"{', '.join(names)}: {note}")
+    for text, names in alike((text, row.strategy) for row in rows for text in _notes(row)).items():
+        say(f"{', '.join(names)}: {text}")
     placed = (f"{call.call} {call.layout} ({call.microbatches})" for call in rows[0].example.plan.calls)
     say(f"stock's layouts (and micro-batches): {', '.join(placed)}")
+
+
+def alike(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the names of each text, of pairs of a text and a name."""
+    found: dict[str, list[str]] = {}
+    for text, name in pairs:
+        found.setdefault(text, []).append(name)
+    return found
 
 
 def _named(row: StrategyResult) -> str:
@@ -314,12 +323,6 @@ def _policy_text(name: str, rows: Sequence[StrategyResult]) -> str:
         else ""
     )
     return f"{name}: steps are {ratio:.2f} times as fast as {base.strategy}'s [{low:.2f}, {high:.2f}]{beside}{faulty}"
-
-
-def _widths_data(widths: Mapping[int, tuple[CallPlan, float]]) -> list[dict[str, Any]]:
-    return [
-        {"tp": tp, "layout": str(plan.layout), "generation_seconds": seconds} for tp, (plan, seconds) in widths.items()
-    ]
 
 
 def _widths_text(widths: Mapping[int, tuple[CallPlan, float]], own: int | None) -> str:
@@ -398,11 +401,6 @@ def as_data(
     }
 
 
-def _advised_data(advice: Advice, row: StrategyResult) -> dict[str, Any]:
-    estimates = {"seconds": dataclasses.asdict(row.seconds), "speedup": dataclasses.asdict(row.speedup)}
-    return {"advice": dataclasses.asdict(advice), "advised": {"strategy": row.strategy, **estimates}}
-
-
 def write_timelines(
     folder: Path, rows: list[StrategyResult], title: str, verdict: str, origin: str
 ) -> list[Path | None]:
@@ -426,10 +424,7 @@ def write_timelines(
             Strategy(_named(row), row.example.spans, *figures, notes=_notes(row), page=link, faulty=bool(row.faults))
         )
     together = folder / STRATEGIES_PAGE
-    try:
-        write_atomically(together, strategies_page(title, verdict, origin, strategies))
-    except OSError as error:
-        raise FuseError(f"{together}: cannot be written: {reason(error)}") from error
+    save(together, strategies_page(title, verdict, origin, strategies))
     return [together, *pages]
 
 

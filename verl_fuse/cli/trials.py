@@ -7,20 +7,19 @@ Invariants (tests/unit/cli/test_trials.py):
 - rollouts are recorded by trials that were asked to, in place of earlier ones, and replayed only where all steps are
   there; what recording took is in no trial's seconds;
 - a trial that was to replay and generated is refused;
-- a folder of trials has one process that makes them, and holds one search's trials;
+- a folder of trials holds one search's trials;
 - no process of a trial is alive afterwards.
 """
 
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl_fuse.cli import child, earlier, locked
+from verl_fuse.cli import child, earlier
 from verl_fuse.cli.composition import as_text
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.report import read_metrics
@@ -66,18 +65,12 @@ _KILLED = 137
 LOGS_BYTES, TOKEN_BYTES = 256 * 2**20, 64
 # A reason is cut after so many characters.
 _LONGEST = 300
-_ELSEWHERE = f"${HOME_VARIABLE} names another folder"
+ELSEWHERE = f"${HOME_VARIABLE} names another folder"
 
 
 def folder_of(base: Base, home: Path) -> Path:
     """Return the folder of all trials of a base."""
     return home / f"{base.name}-tune"
-
-
-def alone(base: Base, home: Path) -> AbstractContextManager[None]:
-    """Keep other processes from making trials in the folder of a base within the block; a FuseError names the one that
-    does."""
-    return locked.alone(folder_of(base, home), "verl-fuse tune makes trials", _ELSEWHERE)
 
 
 def planned(base: Base, home: Path, number: int, asked: Request) -> PlannedRun:
@@ -118,7 +111,7 @@ def check_disk(base: Base, home: Path, steps: int) -> None:
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     if (free := shutil.disk_usage(there).free) < needed:
         wants = f"trials need {needed / 2**20:.0f} for their logs and recorded rollouts"
-        raise FuseError(f"{there}: {free / 2**20:.0f} MiB are free, {wants}; {_ELSEWHERE}")
+        raise FuseError(f"{there}: {free / 2**20:.0f} MiB are free, {wants}; {ELSEWHERE}")
 
 
 def has_recorded(base: Base, home: Path, steps: int) -> bool:
@@ -148,23 +141,14 @@ def _recorded(base: Base, home: Path) -> set[Path]:
     return {file.parent.parent for file in _rollouts(base, home).rglob("0/meta.json")}
 
 
-def recording_seconds(folder: Path) -> float:
-    """Return what the recording of a step's rollout took: verl makes `0` in the step's folder, reads the batch into it,
-    and writes meta.json last. Nothing else of the step goes on meanwhile."""
-    return (folder / "0" / "meta.json").stat().st_mtime - folder.stat().st_mtime
-
-
 def spent_recording(base: Base, home: Path, steps: int) -> list[float]:
-    """Return the seconds that the rollouts of a trial's counted steps took to record."""
-    folders = {int(folder.name): folder for folder in _recorded(base, home)}
-    counted = base.first_steps(WARM_UP + steps)[WARM_UP:]
-    return [recording_seconds(folders[step]) if step in folders else 0.0 for step in counted]
-
-
-def _without_recording(found: Outcome, base: Base, home: Path, steps: int) -> Outcome:
-    """Return the outcome of a trial as if it had recorded nothing: other live trials do not."""
-    spent = spent_recording(base, home, steps)
-    return replace(found, seconds=tuple(each - less for each, less in zip(found.seconds, spent, strict=False)))
+    """Return the seconds that the rollouts of a trial's counted steps took to record: verl makes `0` in the step's
+    folder, reads the batch into it, and writes meta.json last. Nothing else of the step goes on meanwhile."""
+    spent = {
+        int(folder.name): (folder / "0" / "meta.json").stat().st_mtime - folder.stat().st_mtime
+        for folder in _recorded(base, home)
+    }
+    return [spent.get(step, 0.0) for step in base.first_steps(WARM_UP + steps)[WARM_UP:]]
 
 
 def make_task(launch: PlannedRun) -> None:
@@ -202,7 +186,9 @@ def made(base: Base, home: Path, number: int, asked: Request) -> Outcome:
             "refused", reason=f"{_rollouts(base, home)}: verl found no recorded rollout there, and generated"
         )
     if asked.records and found.kind == "measured":
-        return _without_recording(found, base, home, asked.steps)
+        # Other live trials record nothing.
+        spent = spent_recording(base, home, asked.steps)
+        return replace(found, seconds=tuple(each - less for each, less in zip(found.seconds, spent, strict=False)))
     return found
 
 
@@ -232,7 +218,7 @@ def judged(ending: child.Ending, log: Path, metrics: Path | None, limit: float) 
     if ending.late:
         return Outcome("hung", reason=f"not done after {limit:.0f} s; {error_of(log) or 'its log is empty'}")
     if ending.code:
-        found = _memory_error(log)
+        found = next((line for line in _lines(log) if _OUT_OF_MEMORY.search(line)), None)
         kind: Kind = "out_of_memory" if found or ending.code == _KILLED else "crashed"
         return Outcome(kind, reason=(found or error_of(log) or f"exit code {ending.code}")[:_LONGEST])
     run = RunMetrics.of(str(log.parent), read_metrics(metrics) if metrics else ())
@@ -244,10 +230,6 @@ def judged(ending: child.Ending, log: Path, metrics: Path | None, limit: float) 
     lengths = tuple((mean.get(step, 0.0), most.get(step, 0.0)) for step in counted)
     known = all(map(all, lengths))
     return Outcome("measured", tuple(map(run.seconds, counted)), None, run.peak_bytes, lengths if known else ())
-
-
-def _memory_error(log: Path) -> str | None:
-    return next((line for line in _lines(log) if _OUT_OF_MEMORY.search(line)), None)
 
 
 def error_of(log: Path) -> str | None:

@@ -17,12 +17,14 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from verl_fuse import plugins
-from verl_fuse.cli import interrupt, prose, trials
+from verl_fuse.cli import interrupt, trials
 from verl_fuse.cli.check import PRESET
 from verl_fuse.cli.foreseen import NOTHING, Foreseen, predictor
-from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.locked import alone
+from verl_fuse.cli.output import Json, examples, note, print_json
+from verl_fuse.cli.prose import say
 from verl_fuse.cli.recipes import find_recipe
-from verl_fuse.cli.run import PlannedRun, home_from, say
+from verl_fuse.cli.run import PlannedRun, home_from
 from verl_fuse.cli.tables import print_table
 from verl_fuse.cli.tuned import (
     Base,
@@ -113,10 +115,10 @@ def tune(
     def trial(asked: Request) -> Outcome:
         number = len(search.trials) + 1
         how = ", replayed" if asked.replayed else ", recorded" if asked.records else ""
-        say(f"trial {number}{how}: {' '.join(asked.overrides) or 'the base'}")
+        note(f"trial {number}{how}: {' '.join(asked.overrides) or 'the base'}")
         beyond = too_large(predicted(), search.trials, asked.overrides) if asked.overrides else None
         found = beyond or trials.made(base, home, number, asked)
-        say(f"trial {number}: {_result(found)}")
+        note(f"trial {number}: {_result(found)}")
         return found
 
     @cache
@@ -141,13 +143,13 @@ def tune(
         # A trial, and the base beside it, come first.
         limit = min(PART * left, left - 3 * search.trials[0].took)
         if limit < LEAST_PROFILE:
-            say("nothing is predicted of trials: --budget has no room for a profile of this machine")
+            note("nothing is predicted of trials: --budget has no room for a profile of this machine")
             return NOTHING
         return predictor(base.compose(()), folder / "trial-01", sum(spent) / len(spent), limit, later)
 
-    with trials.alone(base, home):
+    with alone(folder, "verl-fuse tune makes trials", trials.ELSEWHERE):
         if first.prepare is not None:
-            say("the task is made, if it is not there yet")
+            note("the task is made, if it is not there yet")
             trials.make_task(first)
         search = Search(
             candidates,
@@ -166,15 +168,15 @@ def tune(
     if not search.trials:
         raise typer.Exit(interrupt.CODE)
     if not search.trials[0].measured:
-        say(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {folder}/trial-01)")
+        note(f"the base's own trial: {_result(search.trials[0].outcome)} (log: {folder}/trial-01)")
         raise typer.Exit(1)
     found, minutes = answer(search.trials, interrupted=search.interrupted), (time.monotonic() - begun) / 60
     found = replace(found, overrides=switched_on(base, found.overrides))
     if len(search.trials) == 1 and not search.interrupted:
         took = search.trials[0].took / 60
-        say(f"--budget {budget:g} has no room for a second trial: the base's took {took:.1f} minutes")
+        note(f"--budget {budget:g} has no room for a second trial: the base's took {took:.1f} minutes")
     if KEYS & set(map(key_of, found.overrides)) and not _knows_memory(predicted(), search.trials):
-        say("whether memory lasts at the longest prompts and responses is not known: keep perf/max_memory_* in view")
+        note("whether memory lasts at the longest prompts and responses is not known: keep perf/max_memory_* in view")
     if as_json:
         print_json(as_dict(found, search.trials, minutes))
     else:
@@ -268,10 +270,11 @@ def _show(found: Answer, made: Sequence[Trial], minutes: float) -> None:
     table = Table(Column("trial", justify="right"), "changes", "predicted", "seconds a step", "costs")
     for number, trial in enumerate(made, start=1):
         costs = {column for override in trial.overrides for column in columns(key_of(override))}
+        listed = (column.replace("_", " ") for column in COLUMNS if column in costs)
         label = f"{number}{', final' if trial.turn else ''}{', replayed' if trial.replayed else ''}"
         changes = escape("\n".join(trial.overrides)) or "the base"
         predicted = "" if trial.predicted is None else f"{trial.predicted:.2f}"
-        table.add_row(label, changes, predicted, escape(_result(trial.outcome)), _listed(costs))
+        table.add_row(label, changes, predicted, escape(_result(trial.outcome)), ", ".join(listed))
     print_table(table)
     typer.echo(
         f"{len(made)} trials in {minutes:.1f} minutes; seconds with their 95 % interval. The verdict compares live "
@@ -279,11 +282,7 @@ def _show(found: Answer, made: Sequence[Trial], minutes: float) -> None:
     )
     if found.overrides:
         typer.echo("Overrides to paste:\n  " + " \\\n  ".join(map(shlex.quote, found.overrides)))
-    prose.say(f"Verdict: {found.verdict}.")
-
-
-def _listed(costs: set[str]) -> str:
-    return ", ".join(column.replace("_", " ") for column in COLUMNS if column in costs)
+    say(f"Verdict: {found.verdict}.")
 
 
 def _result(outcome: Outcome) -> str:

@@ -80,9 +80,6 @@ class Comparison:
         """Return the factor by which the second run's steps are faster."""
         return self.ratio.inverse
 
-    def curve(self, name: str) -> Curve | None:
-        return next((curve for curve in self.curves if curve.name == name), None)
-
 
 def compare(base: RunMetrics, fused: RunMetrics, warm_up: int = 1) -> Comparison:
     """Return all differences of two runs; a FuseError if they have no step in common after warm-up."""
@@ -126,7 +123,7 @@ def _side(run: RunMetrics, steps: Sequence[int]) -> ComparedRun:
         stock=run.stock,
         steps=len(run.timed),
         seconds=mean([run.seconds(step) for step in steps]),
-        tokens=run.tokens(),
+        tokens=run.total("perf/total_num_tokens"),
         samples=run.samples(),
         samples_missing=run.total("fuse/samples_missing"),
         fallbacks=run.counted("fuse/fallbacks"),
@@ -151,11 +148,7 @@ def _stage(name: str, base: Sequence[float], fused: Sequence[float]) -> StageDif
 def _curves(base: RunMetrics, fused: RunMetrics) -> Iterator[Curve]:
     for name, metrics in CURVES.items():
         yield from (_curve(base, fused, name, metric) for metric in _common(base, fused, metrics)[:1])
-    logged = {key for run in (base, fused) for values in run.steps.values() for key in values}
-    accuracies = sorted(
-        key for key in logged if key.startswith("val-") and ("/acc/mean" in key or "/reward/mean" in key)
-    )
-    for metric in _common(base, fused, accuracies):
+    for metric in _common(base, fused, base.validations):
         yield _curve(base, fused, metric.partition("/")[2], metric)
 
 

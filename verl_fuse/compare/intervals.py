@@ -51,8 +51,8 @@ class Interval:
 def mean(values: Sequence[float]) -> Interval:
     """Return the interval of the mean of steps' values, in their order."""
     series = np.asarray(values, np.float64)
-    half = _half_width(series - series.mean())
-    return _around(float(series.mean()), half)
+    value, half = float(series.mean()), _half_width(series - series.mean())
+    return Interval(value, None, None) if half is None else Interval(value, value - half, value + half)
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -102,7 +102,3 @@ def _half_width(deviations: NDArray[np.float64]) -> float | None:
     error = math.sqrt(float((deviations**2).sum()) / (count - 1) / count)
     correlation = autocorrelation(deviations)
     return student_t(count - 1) * error * math.sqrt((1 + correlation) / (1 - correlation))
-
-
-def _around(value: float, half: float | None) -> Interval:
-    return Interval(value, None, None) if half is None else Interval(value, value - half, value + half)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
-from verl_fuse.compare.verdict import compared, count_text, difference_text, interval_text, verdict
-from verl_fuse.timeline.html import STAGE_WORK, asset, fill, percent, seconds, style, text, work_of
+from verl_fuse.compare.verdict import FACTS, SAMPLES, compared, count_text, difference_text, interval_text, verdict
+from verl_fuse.timeline.html import asset, fill, head, percent, seconds, stage_legend, text, work_of
 
 # The size of a curve's drawing in its own units: the whole, and the room for the numbers at its axes.
 CHART_WIDTH, CHART_HEIGHT, CHART_LEFT, CHART_BOTTOM, CHART_TOP = 560, 180, 70, 20, 8
@@ -25,24 +25,18 @@ def page(found: Comparison, remarks: Iterable[str], timelines: Mapping[str, str]
     """Return the page. `timelines`: addresses of the runs' timelines, of "base" and "fused", as far as there are."""
     timed = [stage for stage in found.stages if max(abs(stage.base), abs(stage.fused)) >= _NOTHING]
     untimed = [stage.name for stage in found.stages if stage not in timed]
-    used = {_colour(stage.name) for stage in found.stages}
-    names = [name for name in dict.fromkeys((*STAGE_WORK.values(), "stage")) if name in used]
     longest = max(found.base.seconds.value, found.fused.seconds.value)
     return fill(
         "compare.html",
         {
-            "page_style": style(),
-            "title": text(f"{found.fused.name} against {found.base.name}"),
+            "head": head(f"{found.fused.name} against {found.base.name}", scripted=True),
             "base": _run("base", found.base, timelines),
             "fused": _run("fused", found.fused, timelines),
             "verdict": text(_sentence(verdict(found))),
             "compared": f"95 % intervals; {compared(found)}",
             "notes": "".join(f"<li>{text(remark)}</li>" for remark in remarks),
             "cards": _cards(found),
-            "legend": "".join(
-                f'<li><i style="background:var(--{name})"></i>{"other" if name == "stage" else name}</li>'
-                for name in names
-            ),
+            "legend": stage_legend((stage.name for stage in found.stages), "other"),
             "bars": _bar("base", found, longest) + _bar("fused", found, longest),
             "stages": "".join(
                 f"<tr><th>{text(stage.name)}</th><td>{stage.base:.3f} s</td><td>{stage.fused:.3f} s</td>"
@@ -100,7 +94,7 @@ def _cards(found: Comparison) -> str:
 def _bar(which: str, found: Comparison, longest: float) -> str:
     """Return the bar with the stages of a run's mean step, on the scale of the longer step."""
     parts = "".join(
-        f'<i style="width:{100 * max(value, 0.0) / longest:.2f}%;background:var(--{_colour(stage.name)})" '
+        f'<i style="width:{100 * max(value, 0.0) / longest:.2f}%;background:var(--{work_of(stage.name, "stage")})" '
         f'title="{text(stage.name)}: {seconds(value)}, {percent(value / whole)}"></i>'
         for stage in found.stages
         for value, whole in [(getattr(stage, which), getattr(found, which).seconds.value)]
@@ -112,17 +106,8 @@ def _bar(which: str, found: Comparison, longest: float) -> str:
 
 
 def _runs(base: ComparedRun, fused: ComparedRun) -> str:
-    rows = [
-        ("steps", base.steps, fused.steps),
-        ("tokens trained", count_text(base.tokens), count_text(fused.tokens)),
-        (
-            "samples trained" + (" (base: asked for)" if base.stock else ""),
-            count_text(base.samples),
-            count_text(fused.samples),
-        ),
-        ("samples missing", count_text(base.samples_missing), count_text(fused.samples_missing)),
-        ("fallbacks", count_text(base.fallbacks), count_text(fused.fallbacks)),
-    ]
+    asked = {SAMPLES: f"{SAMPLES} (base: asked for)"} if base.stock else {}
+    rows = [(asked.get(name, name), fact(base), fact(fused)) for name, fact in FACTS.items()]
     empty = {"0", count_text(None)}
     shown = [row for row in rows if not {row[1], row[2]} <= empty]
     lines = "".join(f"<tr><th>{name}</th><td>{one}</td><td>{other}</td></tr>" for name, one, other in shown)
@@ -163,7 +148,3 @@ def _drawing(curve: Curve, found: Comparison) -> str:
         f'<svg class="curve" viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{text(curve.name)} by '
         f'step" data-sides="{CHART_LEFT} {right} {CHART_TOP} {bottom}">{axes}{lines}</svg>'
     )
-
-
-def _colour(stage: str) -> str:
-    return work_of(stage, "stage")

@@ -65,6 +65,12 @@ class RunMetrics:
         return cls(name, dict(sorted(found.items())), samples_per_step)
 
     @property
+    def validations(self) -> list[str]:
+        """Return the names of the validation accuracies and rewards, in order."""
+        logged = {key for values in self.steps.values() for key in values}
+        return sorted(key for key in logged if key.startswith("val-") and ("/acc/mean" in key or "/reward/mean" in key))
+
+    @property
     def timed(self) -> list[int]:
         """Return the steps that took time: a record of a validation alone has none."""
         return [step for step, values in self.steps.items() if values.get(STEP_METRIC, 0.0) > 0]
@@ -99,12 +105,6 @@ class RunMetrics:
     def metric(self, key: str) -> dict[int, float]:
         """Return a metric by step, of the steps that logged the metric."""
         return {step: values[key] for step, values in self.steps.items() if key in values}
-
-    def tokens(self) -> float | None:
-        """Return the prompt and response tokens that the timed steps trained on."""
-        found = [self.steps[step].get("perf/total_num_tokens") for step in self.timed]
-        known = [value for value in found if value is not None]
-        return sum(known) if known else None
 
     def samples(self) -> float | None:
         """Return the samples that the timed steps trained on, as verl-fuse counted them; for stock verl, which counts

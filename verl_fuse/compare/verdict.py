@@ -6,9 +6,9 @@ Invariants (tests/unit/compare/test_verdict.py):
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from verl_fuse.compare.comparison import REWARD_CURVE, Comparison
+from verl_fuse.compare.comparison import REWARD_CURVE, ComparedRun, Comparison
 from verl_fuse.compare.intervals import Interval
 from verl_fuse.spec.step import VERL_POLL_INTERVAL
 from verl_fuse.spec.timeline import GENERATION
@@ -22,10 +22,11 @@ LITTLE_LATE = 0.02
 def verdict(found: Comparison) -> str:
     """Return one sentence on step time and rewards."""
     value, _, bounds = interval_text(found.speedup).partition(" ")
-    taken = f"fused steps are {value} times as fast as {_baseline(found)} {bounds}".rstrip()
+    baseline = "stock's" if found.base.stock else "the baseline's"
+    taken = f"fused steps are {value} times as fast as {baseline} {bounds}".rstrip()
     if found.ratio.low is None:
         return f"one step says nothing of noise: {taken} in step {found.steps[0]}, the only one that can be compared"
-    rewards = found.curve(REWARD_CURVE)
+    rewards = next((curve for curve in found.curves if curve.name == REWARD_CURVE), None)
     difference = None if rewards is None or rewards.difference.low is None else rewards.difference
     if difference is not None and found.ratio.holds(1.0) and difference.holds(0.0):
         return f"nothing differs beyond noise: {taken}; rewards within noise"
@@ -47,27 +48,22 @@ def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
     return passed, f"--at-least {wanted:g}: {'met' if passed else 'not met'}: {bound} is {low:.3f}"
 
 
-def polling_text(found: Comparison, polling: Interval) -> str:
-    """Return a sentence on the part of a gain over stock verl that observe mode has alone: `polling` is stock's seconds
-    beyond those of observe mode, `found` compares with stock."""
-    return (
-        f"Compared with stock verl a step changes by {difference_text(found.whole.difference)} s. Observe mode alone "
-        f"changes it by {difference_text(-polling)} s: it looks at the rollout more often than verl's every "
-        f"{VERL_POLL_INTERVAL:g} s, and builds agent loops without Hydra."
-    )
-
-
 def notes(found: Comparison, polling: Interval | None = None) -> Iterator[str]:
-    """Return notes that a reader needs before the verdict is believed; `polling` as in `polling_text`, if it was
-    measured."""
+    """Return notes that a reader needs before the verdict is believed; `polling` is stock's seconds beyond
+    those of observe mode, if they were measured: the part of a gain over stock that observe mode has alone."""
     base, fused = found.base, found.fused
+    generation = sum(stage.base for stage in found.stages if stage.name == GENERATION)
     if fused.stock:
         yield f"{fused.name} logged no metric of verl-fuse: it is a run of stock verl."
     if not base.stock:
         yield f"{base.name} is a run with verl-fuse itself."
     elif polling is not None:
-        yield polling_text(found, polling)
-    elif not fused.stock and _generation(found) >= VERL_POLL_INTERVAL >= LITTLE_LATE * base.seconds.value:
+        yield (
+            f"Compared with stock verl a step changes by {difference_text(found.whole.difference)} s. Observe mode "
+            f"alone changes it by {difference_text(-polling)} s: it looks at the rollout more often than verl's every "
+            f"{VERL_POLL_INTERVAL:g} s, and builds agent loops without Hydra."
+        )
+    elif not fused.stock and generation >= VERL_POLL_INTERVAL >= LITTLE_LATE * base.seconds.value:
         yield (
             f"verl looks at its rollout every {VERL_POLL_INTERVAL:g} s, verl-fuse by default more often: a stock "
             f"step may end up to {VERL_POLL_INTERVAL:g} s late, at most {VERL_POLL_INTERVAL / base.seconds.value:.0%} "
@@ -122,10 +118,12 @@ def count_text(value: float | None) -> str:
     return "not logged" if value is None else f"{value:,.0f}"
 
 
-def _generation(found: Comparison) -> float:
-    """Return the baseline's mean seconds of generation."""
-    return sum(stage.base for stage in found.stages if stage.name == GENERATION)
-
-
-def _baseline(found: Comparison) -> str:
-    return "stock's" if found.base.stock else "the baseline's"
+# What is told of each of the two runs, by its name.
+SAMPLES = "samples trained"
+FACTS: dict[str, Callable[[ComparedRun], str]] = {
+    "steps": lambda run: str(run.steps),
+    "tokens trained": lambda run: count_text(run.tokens),
+    SAMPLES: lambda run: count_text(run.samples),
+    "samples missing": lambda run: count_text(run.samples_missing),
+    "fallbacks": lambda run: count_text(run.fallbacks),
+}

@@ -19,7 +19,7 @@ from verl_fuse.cost.drafter import added_seconds
 from verl_fuse.cost.memory import MemoryRequest, memory
 from verl_fuse.cost.model import Batch, Memory, Numbers, Placement
 from verl_fuse.cost.transfer import transfer_seconds
-from verl_fuse.spec.cluster import Cluster, Mesh
+from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.layout import Layout, stage_layers
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.workload import CallKind
@@ -33,7 +33,8 @@ BACKWARD_ELEMENTWISE = 2.0
 
 @dataclass(frozen=True)
 class AnalyticCost:
-    """The cost model of a cluster whose calls run on `engine`."""
+    """The seconds and bytes of model calls on a cluster, whose software is `engine`. A `batch` is a micro-batch or a
+    whole call: each docstring names which."""
 
     cluster: Cluster
     engine: EngineFloors = GRAPHS
@@ -49,6 +50,8 @@ class AnalyticCost:
     def stage_seconds(
         self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False, recompute: bool = False
     ) -> tuple[float, ...]:
+        """Return the seconds of each pipeline stage for one micro-batch of one data-parallel rank; `recompute` adds the
+        forward to a backward."""
         block = self.block(model, layout, batch, backward=backward)
         if backward and recompute:
             block += self.block(model, layout, batch)
@@ -61,15 +64,9 @@ class AnalyticCost:
             for stage, layers in enumerate(stage_layers(model.layers, layout.pp))
         )
 
-    def forward(self, model: Model, layout: Layout, batch: Batch) -> float:
-        return max(self.stage_seconds(model, layout, batch))
-
-    def backward(self, model: Model, layout: Layout, batch: Batch, *, recompute: bool = False) -> float:
-        return max(self.stage_seconds(model, layout, batch, backward=True, recompute=recompute))
-
-    def infer(
-        self, model: Model, layout: Layout, mesh: Mesh, batch: Batch, microbatches: int, *, entropy: bool = False
-    ) -> float:
+    def infer(self, model: Model, layout: Layout, batch: Batch, microbatches: int, *, entropy: bool = False) -> float:
+        """Return the seconds of a forward call over the whole `batch`, in `microbatches` per data-parallel rank, and of
+        the `entropy` of each token's distribution."""
         stages = self.stage_seconds(model, layout, batch.split(layout.dp * microbatches))
         seconds = self._call(batch) + _pipeline(stages, microbatches)
         if not entropy:
@@ -80,13 +77,14 @@ class AnalyticCost:
         self,
         model: Model,
         layout: Layout,
-        mesh: Mesh,
         batch: Batch,
         minibatches: int,
         microbatches: int,
         *,
         recompute: bool = True,
     ) -> float:
+        """Return the seconds of one pass over the whole `batch`: `minibatches` updates of `microbatches` per
+        data-parallel rank each."""
         part = batch.split(layout.dp * minibatches * microbatches)
         forward = self.stage_seconds(model, layout, part)
         backward = self.stage_seconds(model, layout, part, backward=True, recompute=recompute)
@@ -94,20 +92,25 @@ class AnalyticCost:
         return self._call(batch) + minibatches * (_pipeline(both, microbatches) + self.update(model, layout))
 
     def update(self, model: Model, layout: Layout) -> float:
+        """Return the seconds of one gradient reduction over data-parallel ranks plus one optimizer step."""
         elements = max(stage_layers(model.layers, layout.pp)) * shard.block_parameters(model, layout)
         elements += model.embedding_parameters / layout.tp
         copies = layout.shards or layout.dp * layout.cp
         seconds = self.engine.update + self.optimizer(model, layout, elements / copies)
         if layout.shards:
             return seconds
-        # Gradients in fp32 one way, weights in bf16 the other; with FSDP both happen in the passes.
-        return seconds + self.network.gather(self._copies(layout), (4 + shard.BYTES) * elements)
+        # Gradients in fp32 one way, weights in bf16 the other, among the ranks that hold the same weights and see other
+        # tokens; with FSDP both happen in the passes.
+        same = DeviceGroup(layout.dp * layout.cp, layout.tp)
+        return seconds + self.network.gather(same, (4 + shard.BYTES) * elements)
 
     def reduce_copies(self, model: Model, shards: int, copies: int) -> float:
-        # In fp32.
+        """Return the seconds to add up the gradients, in fp32, of `copies` copies of a model, each cut over `shards`
+        neighbouring devices."""
         return self.network.reduce(DeviceGroup(copies, shards), 4 * model.parameters / shards)
 
     def prefill(self, model: Model, layout: Layout, batch: Batch) -> float:
+        """Return the seconds until one rollout replica has read the prompts in `batch`."""
         parts = max(1, min(layout.pp, int(batch.sequences)))
         part = batch.split(parts)
         block = self.block(model, layout, part)
@@ -118,6 +121,8 @@ class AnalyticCost:
         return floor + _pipeline(tuple(stages), parts)
 
     def decode(self, model: Model, layout: Layout, sequences: Numbers, context_tokens: Numbers) -> Numbers:
+        """Return the seconds of ONE decode step of one replica with `sequences` running that hold `context_tokens` in
+        all. Works on arrays."""
         # The pipeline is kept full: `pp` parts of the sequences follow each other.
         running, context = sequences / layout.pp, context_tokens / layout.pp
         layers = max(stage_layers(model.layers, layout.pp))
@@ -130,8 +135,8 @@ class AnalyticCost:
     def verify(
         self, model: Model, layout: Layout, sequences: Numbers, drafted: float, context_tokens: Numbers
     ) -> Numbers:
-        """As `decode`; a drafted token takes the device as one more sequence does, and the context is read once. The
-        host works for each sequence, not for its drafts."""
+        """As `decode`, with a drafter that has `drafted` tokens for each sequence: each takes the device as one more
+        sequence does, and the context is read once. The host works for each sequence, not for its drafts."""
         verified = sequences * (1 + drafted)
         if self.cluster.device.is_cpu:
             return self.decode(model, layout, verified, context_tokens)
@@ -141,16 +146,21 @@ class AnalyticCost:
         return seconds + added_seconds(sequences, verified, sequential=True, blocks=model.layers)
 
     def transfer(self, model: Model, source: Placement, target: Placement) -> float:
+        """Return the seconds to move the weights between placements; 0 when equal."""
         return transfer_seconds(model, source, target, self.cluster, self.efficiency.network, self.engine.collective)
 
     def sync(self, model: Model, source: Placement, target: Placement) -> float:
+        """Return the seconds to hand new weights from training to the rollout: a transfer, and the seconds that the
+        software needs even without a transfer."""
         size = shard.BYTES * model.parameters
         return self.engine.sync + self.engine.sync_byte * size + self.transfer(model, source, target)
 
     def migrate(self, model: Model, layout: Layout, tokens: float) -> float:
+        """Return the seconds to read `tokens` of moved samples again on their new replica."""
         return self.prefill(model, layout, Batch.equal(1, tokens))
 
     def offload(self, size: float) -> float:
+        """Return the seconds to move `size` bytes of one device to or from host memory."""
         return size / (self.cluster.host_bandwidth * self.efficiency.network)
 
     def memory(
@@ -165,10 +175,16 @@ class AnalyticCost:
         recompute: bool = True,
         offload: bool = False,
     ) -> Memory:
+        """Return the bytes on the fullest device; `microbatch` is of one data-parallel rank, `kv_tokens` of one
+        replica.
+
+        `offload`: weights, gradients and optimizer states wait in host memory between calls, so they count as active.
+        """
         request = MemoryRequest(kind, microbatch or Batch(0, 0, 0), microbatches, kv_tokens, recompute, offload)
         return memory(model, layout, request, self.cluster.device)
 
     def kv_capacity(self, model: Model, layout: Layout, free: float) -> int:
+        """Return the tokens of KV cache of one replica that fit into `free` bytes per device."""
         layers = max(stage_layers(model.layers, layout.pp))
         return max(0, int(free / (layers * shard.kv_bytes_per_token(model, layout))))
 
@@ -183,9 +199,8 @@ class AnalyticCost:
             shard.block_flops(model, layout, batch.tokens) / (peak * self.efficiency.matmul), weights
         )
         seconds += attention * shard.attention_flops(model, layout, batch.squares) / (peak * self.efficiency.attention)
-        seconds += (
-            traffic * self._traffic(layout) * shard.elementwise_bytes(model, layout, batch.tokens) / self._bandwidth
-        )
+        traffic *= self.engine.traffic * (self.engine.sharded_traffic if layout.shards else 1.0)
+        seconds += traffic * shard.elementwise_bytes(model, layout, batch.tokens) / self._bandwidth
         floor = max(self.engine.block, self.engine.sharded_block if layout.shards else 0.0)
         seconds = max(seconds, floor * (2.0 if backward else 1.0))
         seconds += self._block_collectives(model, layout, batch.tokens)
@@ -223,15 +238,7 @@ class AnalyticCost:
 
     def _call(self, batch: Batch) -> float:
         """Return the seconds that the driver adds to a call over the batch."""
-        return self.engine.call + self.engine.token * batch.tokens
-
-    def _traffic(self, layout: Layout) -> float:
-        return self.engine.traffic * (self.engine.sharded_traffic if layout.shards else 1.0)
-
-    @staticmethod
-    def _copies(layout: Layout) -> DeviceGroup:
-        """Return the ranks that hold the same weights and see other tokens."""
-        return DeviceGroup(layout.dp * layout.cp, layout.tp)
+        return self.engine.call + self.engine.token * batch.tokens + self.engine.row * batch.sequences
 
     @property
     def _bandwidth(self) -> float:

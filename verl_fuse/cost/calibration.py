@@ -35,10 +35,11 @@ class EngineFloors:
     The least one block takes in a forward (`block`, and under FSDP `sharded_block`) and in a decode step
     (`decode_block`); one collective between tensor ranks, and what more it takes between nodes (`remote`); one decode
     step, and each sequence running in it; one request; one inference or training call, each of its tokens (on the
-    driver), each of its micro-batches, their backward passes (`backward`), and each optimizer step; handing new weights
-    to the rollout, and each byte of the model then. `traffic` multiplies memory traffic outside matrix products,
-    `sharded_traffic` that of FSDP once more: one is fused kernels. `overlap`: the host prepares a decode step while the
-    device computes the one before, so that a step takes the longer of the two, and `handover` beside it.
+    driver), each of its sequences (`row`: read from verl's queue, and its results written), each of its micro-batches,
+    their backward passes (`backward`), and each optimizer step; handing new weights to the rollout, and each byte of
+    the model then. `traffic` multiplies memory traffic outside matrix products, `sharded_traffic` that of FSDP once
+    more: one is fused kernels. `overlap`: the host prepares a decode step while the device computes the one before, so
+    that a step takes the longer of the two, and `handover` beside it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class EngineFloors:
     sync: float = field(default=0.0, metadata=_SECONDS)
     sync_byte: float = field(default=0.0, metadata=_SECONDS)
     token: float = field(default=0.0, metadata=_SECONDS)
+    row: float = field(default=0.0, metadata=_SECONDS)
     remote: float = field(default=0.0, metadata=_SECONDS)
     sharded_block: float = field(default=0.0, metadata=_SECONDS)
     sharded_traffic: float = field(default=1.0, metadata=_SECONDS)
@@ -100,9 +102,11 @@ GRAPHS = EngineFloors(
     handover=6e-4,
     overlap=True,
 )
-# What verl adds on two cores to a call, a micro-batch, a backward pass and an update: GRPO steps of 64 samples, from
-# trials with 1 and with 32 micro-batches (`python -m ci.bench.tune --case grpo-padded`).
-CPU_FLOORS = replace(GRAPHS, name="cpu", call=0.22, microbatch=0.024, backward=0.04, update=0.027)
+# What verl adds on two cores to a call, a sequence of it, a micro-batch, a backward pass and an update: GRPO steps of
+# 64 samples, from trials with 1 and with 32 micro-batches (`python -m ci.bench.tune --case grpo-padded`); how much of
+# a call's 0.22 s is that of its sequences, from steps of 64 and of 128 (`python -m ci.bench.predicted`), whose median
+# error is the least with 1.5 to 2.5 ms, and from those of tests/golden/cpu_runs.json (up to 2.1 ms).
+CPU_FLOORS = replace(GRAPHS, name="cpu", call=0.105, row=0.0018, microbatch=0.024, backward=0.04, update=0.027)
 # The same inside a framework for reinforcement learning, of 2025: what it adds to every pass, call and step. The
 # intervals of the constants fitted to published steps are those in which the median error of the eight rows of
 # `python -m ci.bench.published` stays below 17 %.
@@ -140,8 +144,6 @@ VERL = replace(FRAMEWORK, name="verl", decode_step=GRAPHS.decode_step, sequence=
 # them and is assumed; eager decoding of 7B models elsewhere takes 0.26 ms (H100) to 1.2 ms (A100, gpt-fast's
 # starting point) per block.
 EAGER = EngineFloors("eager", block=8e-4, decode_block=8e-4, collective=2e-4, decode_step=1e-3, call=0.05, traffic=3.0)
-
-FLOORS_BY_ENGINE = {engine.name: engine for engine in (GRAPHS, FRAMEWORK, VERL, EAGER)}
 
 # The A100 with less memory, and the Hoppers with other links or memory, are taken to be as efficient as the measured
 # devices.

@@ -13,17 +13,17 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 
 import numpy as np
 
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import CPU_FLOORS, GRAPHS, EngineFloors
-from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.model import Batch
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.arrays import Ints, nonnegative_fit
-from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.timeline import GENERATION, INFERENCE_STAGES, TRAIN_STAGES, UPDATE_CRITIC, UPDATE_WEIGHTS, VALUES
@@ -48,18 +48,26 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         [step.stages[GENERATION] for _, step in generating],
         [generation_seconds(step, actor, bare, run.tp, run.most) for run, step in generating],
     )
-    backward, assumed = 0.0, CPU_FLOORS if cost.cluster.device.is_cpu else GRAPHS
+    call = row = backward = 0.0
+    assumed = CPU_FLOORS if cost.cluster.device.is_cpu else GRAPHS
     inferring = [(run, step, stage) for run, step in steps for stage in INFERENCE_STAGES if stage in step.stages]
     training = [(run, step, stage) for run, step in steps for stage in TRAIN_STAGES if stage in step.stages]
     if inferring:
         counts = [run.microbatches(stage, step) for run, step, stage in inferring]
         taken = [step.stages[stage] for _, step, stage in inferring]
         explained = [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring]
+        # How much of a call is that of its sequences is assumed always: more of them have more micro-batches too.
+        sequences = [run.batch(stage, step).sequences for run, step, stage in inferring]
+        wholes = [assumed.call + assumed.row * count for count in sequences]
         if _alike(counts):
-            call, microbatch = _apart(1, counts, taken, explained, assumed.call, assumed.microbatch)
+            factor, microbatch = _apart(1, counts, taken, explained, wholes, assumed.microbatch)
+        elif max(counts) > 1:
+            factor, microbatch = _fit(list(zip(wholes, counts, strict=True)), taken, explained)
         else:
-            call, microbatch = _fit([(1.0, count) for count in counts], taken, explained)
-        known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, call=call, microbatch=microbatch))
+            (factor,), microbatch = _fit([(whole,) for whole in wholes], taken, explained), 0.0
+        call, row = factor * assumed.call, factor * assumed.row
+        inference = {"call": call, "row": row, "microbatch": microbatch}
+        known = dataclasses.replace(cost, engine=dataclasses.replace(NO_FLOORS, **inference))
         counts = [run.microbatches(stage, step) for run, step, stage in training]
         updates = [run.minibatches for run, _, _ in training]
         taken = [step.stages[stage] for _, step, stage in training]
@@ -67,15 +75,17 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         if _alike(counts) and len(set(updates)) == 1:
             # Of an accelerator's as much is assumed as of a call.
             of_update = assumed.update or assumed.call
-            update, backward = _apart(updates[0], counts, taken, explained, of_update, assumed.backward)
+            wholes = [of_update] * len(training)
+            factor, backward = _apart(updates[0], counts, taken, explained, wholes, assumed.backward)
+            update = factor * of_update
         elif max(counts, default=0) > 1:
             rows = [(each, each * count) for each, count in zip(updates, counts, strict=True)]
             update, backward = _fit(rows, taken, explained)
         else:
             (update,) = _fit([(each,) for each in updates], taken, explained)
     else:
-        # Without a call for inference the seconds of a call are counted with those of an update.
-        call = 0.0
+        # Without a call for inference the seconds of a call are counted with those of an update, and those of its
+        # sequences with their micro-batches.
         update, microbatch = _fit(
             [(run.minibatches, run.minibatches * run.microbatches(stage, step)) for run, step, stage in training],
             [step.stages[stage] for _, step, stage in training],
@@ -83,7 +93,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         )
     syncing = [step.stages[UPDATE_WEIGHTS] for _, step in steps if UPDATE_WEIGHTS in step.stages]
     (sync,) = _fit([(1.0,)] * len(syncing), syncing, [0.0] * len(syncing)) if syncing else (0.0,)
-    floors = {"request": request, "decode_step": decode_step, "call": call, "microbatch": microbatch}
+    floors = {"request": request, "decode_step": decode_step, "call": call, "row": row, "microbatch": microbatch}
     return dataclasses.replace(NO_FLOORS, **floors, backward=backward, update=update, sync=sync)
 
 
@@ -94,23 +104,31 @@ def _alike(counts: Sequence[int]) -> bool:
 
 
 def _apart(
-    times: int, counts: Sequence[int], seconds: Sequence[float], explained: Sequence[float], call: float, part: float
+    times: int,
+    counts: Sequence[int],
+    seconds: Sequence[float],
+    explained: Sequence[float],
+    wholes: Sequence[float],
+    part: float,
 ) -> tuple[float, float]:
-    """Return the seconds of what is done so many `times` in each of these, and those of each of its parts, by their
-    `counts`: both as many times what is assumed of them (`call` and `part`); where no seconds are assumed of a part,
-    those of a call, where there is as much to explain, and the rest."""
+    """Return how many times the seconds assumed of what is done so many `times` (`wholes`) there are in these, and the
+    seconds of each of its parts, by their `counts`: as many times what is assumed of one (`part`); where no seconds are
+    assumed of a part, the whole is what is assumed, where there is as much to explain, and parts are the rest."""
     if part:
-        (factor,) = _fit([(times * (call + count * part),) for count in counts], seconds, explained)
-        return factor * call, factor * part
-    least = min(all_ - model for all_, model in zip(seconds, explained, strict=True)) / times
-    whole = min(call, max(least, 0.0))
-    (each,) = _fit([(times * count,) for count in counts], seconds, [times * whole + model for model in explained])
-    return whole, each
+        rows = [(times * (whole + count * part),) for whole, count in zip(wholes, counts, strict=True)]
+        (factor,) = _fit(rows, seconds, explained)
+        return factor, factor * part
+    shares = ((all_ - model) / whole for all_, model, whole in zip(seconds, explained, wholes, strict=True))
+    factor = min(1.0, max(min(shares) / times, 0.0))
+    known = [times * factor * whole + model for whole, model in zip(wholes, explained, strict=True)]
+    (each,) = _fit([(times * count,) for count in counts], seconds, known)
+    return factor, each
 
 
 @dataclass(frozen=True)
 class StageError:
-    """Mean seconds of a stage over a run's steps: measured, predicted, and the floors' part of the prediction."""
+    """Seconds of a stage, medians over a run's steps, so that no step that was disturbed decides: measured, predicted,
+    and the floors' part of the prediction."""
 
     stage: str
     measured: float
@@ -133,13 +151,8 @@ def stage_errors(run: RecordedRun, actor: Model, cost: ProfiledCost) -> list[Sta
     for stage in (GENERATION, *INFERENCE_STAGES, *TRAIN_STAGES, UPDATE_WEIGHTS):
         steps = [step for step in run.steps if stage in step.stages]
         if steps:
-            measured, predicted, alone = (
-                fmean(each)
-                for each in zip(
-                    *((step.stages[stage], seconds(stage, step, cost), seconds(stage, step, bare)) for step in steps),
-                    strict=True,
-                )
-            )
+            measured = median(step.stages[stage] for step in steps)
+            predicted, alone = (median(seconds(stage, step, by) for step in steps) for by in (cost, bare))
             found.append(StageError(stage, measured, predicted, predicted - alone))
     return found
 
@@ -147,14 +160,13 @@ def stage_errors(run: RecordedRun, actor: Model, cost: ProfiledCost) -> list[Sta
 def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model, cost: ProfiledCost) -> float:
     """Return the seconds by `cost` of an inference or training stage of a recorded step."""
     model = actor.as_value_model() if stage in (VALUES, UPDATE_CRITIC) else actor
-    layout, mesh, count = Layout(dp=run.ranks), Mesh(0, run.ranks), run.microbatches(stage, step)
-    batch = run.batch(stage, step)
+    layout, count, batch = Layout(dp=run.ranks), run.microbatches(stage, step), run.batch(stage, step)
     if stage in INFERENCE_STAGES:
-        return cost.infer(model, layout, mesh, batch, count)
-    return cost.train(model, layout, mesh, batch, run.minibatches, count, recompute=run.recompute)
+        return cost.infer(model, layout, batch, count)
+    return cost.train(model, layout, batch, run.minibatches, count, recompute=run.recompute)
 
 
-def generation_seconds(step: RecordedStep, actor: Model, cost: CostModel, tp: int, most: int | None) -> float:
+def generation_seconds(step: RecordedStep, actor: Model, cost: AnalyticCost, tp: int, most: int | None) -> float:
     """Return the seconds by `cost` of the slowest replica of a recorded step, if all its requests come at once and
     `most` run at a time (None: all)."""
     layout, seconds = Layout(tp=tp), 0.0

@@ -17,19 +17,18 @@ from verl_fuse.spec.workload import CallKind
 
 # Driver context, communication buffers and fragmentation of a GPU process; assumed.
 GPU_BUFFERS = 3 * 2**30
-_NOTHING = Batch(0, 0, 0)
 
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """A call as its memory sees it: see `CostModel.memory`."""
+    """A call as its memory sees it: see `AnalyticCost.memory`."""
 
     kind: CallKind
-    microbatch: Batch = _NOTHING
-    microbatches: int = 1
-    kv_tokens: float = 0.0
-    recompute: bool = True
-    offload: bool = False
+    microbatch: Batch
+    microbatches: int
+    kv_tokens: float
+    recompute: bool
+    offload: bool
 
 
 def memory(model: Model, layout: Layout, request: MemoryRequest, device: Device) -> Memory:

@@ -1,4 +1,4 @@
-"""Defines the questions that a cost model answers. Everything is in seconds, bytes and tokens.
+"""Defines what a cost model is asked about and what it answers. Everything is in seconds, bytes and tokens.
 
 Invariants (tests/unit/cost/test_cost_model.py):
 - `Batch.of(lengths).split(n)` keeps the totals: n parts of it sum to the whole;
@@ -6,14 +6,12 @@ Invariants (tests/unit/cost/test_cost_model.py):
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from verl_fuse.spec.cluster import Cluster, Mesh
+from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
-from verl_fuse.spec.model import Model
-from verl_fuse.spec.workload import CallKind
 
 Placement = tuple[Mesh, Layout]
 # One number, or an array of them: decode steps are costed for many replicas at once.
@@ -95,112 +93,3 @@ class Memory:
     @property
     def total(self) -> float:
         return self.static + self.active
-
-
-class CostModel(Protocol):
-    """A model of the seconds and bytes of model function calls on a cluster. A `batch` is a micro-batch or a whole
-    call: each docstring names which."""
-
-    @property
-    def cluster(self) -> Cluster: ...
-
-    def stage_seconds(
-        self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False, recompute: bool = False
-    ) -> tuple[float, ...]:
-        """Return the seconds of each pipeline stage for one micro-batch of one data-parallel rank; `recompute` adds the
-        forward to a backward."""
-        ...
-
-    def forward(self, model: Model, layout: Layout, batch: Batch) -> float:
-        """Return the seconds of the slowest stage for the forward of one micro-batch."""
-        ...
-
-    def backward(self, model: Model, layout: Layout, batch: Batch, *, recompute: bool = False) -> float:
-        """Return the seconds of the slowest stage for the backward of one micro-batch."""
-        ...
-
-    def infer(
-        self, model: Model, layout: Layout, mesh: Mesh, batch: Batch, microbatches: int, *, entropy: bool = False
-    ) -> float:
-        """Return the seconds of a forward call over the whole `batch`, in `microbatches` per data-parallel rank, and of
-        the `entropy` of each token's distribution."""
-        ...
-
-    def train(
-        self,
-        model: Model,
-        layout: Layout,
-        mesh: Mesh,
-        batch: Batch,
-        minibatches: int,
-        microbatches: int,
-        *,
-        recompute: bool = True,
-    ) -> float:
-        """Return the seconds of one pass over the whole `batch`: `minibatches` updates of `microbatches` per
-        data-parallel rank each."""
-        ...
-
-    def update(self, model: Model, layout: Layout) -> float:
-        """Return the seconds of one gradient reduction over data-parallel ranks plus one optimizer step."""
-        ...
-
-    def reduce_copies(self, model: Model, shards: int, copies: int) -> float:
-        """Return the seconds to add up the gradients of `copies` copies of a model, each cut over `shards` neighbouring
-        devices."""
-        ...
-
-    def prefill(self, model: Model, layout: Layout, batch: Batch) -> float:
-        """Return the seconds until one rollout replica has read the prompts in `batch`."""
-        ...
-
-    def decode(self, model: Model, layout: Layout, sequences: Numbers, context_tokens: Numbers) -> Numbers:
-        """Return the seconds of ONE decode step of one replica with `sequences` running that hold `context_tokens` in
-        all. Works on arrays."""
-        ...
-
-    def verify(
-        self, model: Model, layout: Layout, sequences: Numbers, drafted: float, context_tokens: Numbers
-    ) -> Numbers:
-        """As `decode`, with a drafter that has `drafted` tokens for each sequence."""
-        ...
-
-    def transfer(self, model: Model, source: Placement, target: Placement) -> float:
-        """Return the seconds to move the weights between placements; 0 when equal."""
-        ...
-
-    def sync(self, model: Model, source: Placement, target: Placement) -> float:
-        """Return the seconds to hand new weights from training to the rollout: a transfer, and the seconds that the
-        software needs even without a transfer."""
-        ...
-
-    def migrate(self, model: Model, layout: Layout, tokens: float) -> float:
-        """Return the seconds to read `tokens` of moved samples again on their new replica."""
-        ...
-
-    def offload(self, size: float) -> float:
-        """Return the seconds to move `size` bytes of one device to or from host memory."""
-        ...
-
-    def memory(
-        self,
-        model: Model,
-        kind: CallKind,
-        layout: Layout,
-        *,
-        microbatch: Batch | None = None,
-        microbatches: int = 1,
-        kv_tokens: float = 0.0,
-        recompute: bool = True,
-        offload: bool = False,
-    ) -> Memory:
-        """Return the bytes on the fullest device; `microbatch` is of one data-parallel rank, `kv_tokens` of one
-        replica.
-
-        `offload`: weights, gradients and optimizer states wait in host memory between calls, so they count as active.
-        """
-        ...
-
-    def kv_capacity(self, model: Model, layout: Layout, free: float) -> int:
-        """Return the tokens of KV cache of one replica that fit into `free` bytes per device."""
-        ...

@@ -57,10 +57,6 @@ class ProfiledCost(AnalyticCost):
         _check_device(table.device, cluster.device)
         return cls(cluster, table.engine or floors_of(cluster.device), table)
 
-    def covers(self, model: Model, layout: Layout) -> bool:
-        """Tell whether the profile has this model's blocks."""
-        return self._measured(model, layout, _BLOCK) is not None
-
     def block(self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False) -> float:
         grid = self._grid(model, layout, "block", "backward" if backward else "forward")
         if grid is None:

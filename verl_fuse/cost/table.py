@@ -111,18 +111,7 @@ class ProfileTable:
         version = data.get("version") if isinstance(data, dict) else None
         if version != TABLE_VERSION:
             raise FuseError(f"profile version {version!r}; this release reads {TABLE_VERSION}")
-        models = data.get("models")
-        if not isinstance(models, list):
-            raise FuseError(f"profile.models={models!r}; needs a list")
-        read = read_block(_File, {k: v for k, v in data.items() if k not in ("version", "models")}, "profile")
-        return cls(
-            device=read.device,
-            precision=read.precision,
-            threads=read.threads,
-            models=tuple(_model(entry, f"profile.models[{index}]") for index, entry in enumerate(models)),
-            engine=read.engine,
-            sources=read.sources,
-        )
+        return read_block(cls, {key: value for key, value in data.items() if key != "version"}, "profile")
 
     @classmethod
     def read(cls, path: Path) -> "ProfileTable":
@@ -132,56 +121,3 @@ class ProfileTable:
     def write(self, path: Path) -> None:
         """Write the JSON form, to a temporary file first."""
         save(path, self.to_json() + "\n")
-
-
-@dataclass(frozen=True)
-class _File:
-    """The plain keys that a profile has."""
-
-    device: Device
-    precision: str
-    threads: int
-    engine: EngineFloors | None = None
-    sources: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _ModelEntry:
-    """The plain keys that a measured model has."""
-
-    model: Model
-    tp: int
-    optimizer_rate: float
-
-
-@dataclass(frozen=True)
-class _MeasurementEntry:
-    """The keys that a measurement has, without its times."""
-
-    part: Part
-    direction: Pass
-    batches: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-
-def _model(entry: Any, where: str) -> MeasuredModel:
-    measurements = entry.get("measurements") if isinstance(entry, dict) else None
-    if not isinstance(measurements, list):
-        raise FuseError(f"{where}.measurements={measurements!r}; needs a list")
-    read = read_block(_ModelEntry, {key: value for key, value in entry.items() if key != "measurements"}, where)
-    found = tuple(_measurement(each, f"{where}.measurements[{i}]") for i, each in enumerate(measurements))
-    return MeasuredModel(read.model, read.tp, read.optimizer_rate, found)
-
-
-def _measurement(entry: Any, where: str) -> Measurement:
-    rows: Any = entry.get("seconds") if isinstance(entry, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(row, list) and all(map(_is_number, row)) for row in rows):
-        raise FuseError(f"{where}.seconds={rows!r}; needs a list of rows of numbers")
-    read = read_block(_MeasurementEntry, {key: value for key, value in entry.items() if key != "seconds"}, where)
-    return Measurement(
-        read.part, read.direction, read.batches, read.lengths, tuple(tuple(map(float, row)) for row in rows)
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

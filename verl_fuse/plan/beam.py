@@ -6,7 +6,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from verl_fuse.plan.bound import Relaxation, lower_bound
-from verl_fuse.plan.branch import Candidates, fits_so_far
+from verl_fuse.plan.branch import Candidates
+from verl_fuse.plan.evaluate import fits
 from verl_fuse.plan.tables import PlanTables
 
 
@@ -33,6 +34,6 @@ def _extend(
         choice = beam[i].copy()
         for j in range(options.size):
             choice[call] = options[j]
-            if fits_so_far(t, choice):
+            if fits(t, choice):
                 found[i, j] = lower_bound(t, r, choice)
     return found

@@ -16,8 +16,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from verl_fuse.plan.bound import Relaxation, lower_bound, raise_floor, tightened_bound
-from verl_fuse.plan.evaluate import step_seconds, unfilled
-from verl_fuse.plan.tables import PlanTables, Scalar
+from verl_fuse.plan.descent import optimistic_cost
+from verl_fuse.plan.evaluate import fits, unfilled
+from verl_fuse.plan.tables import PlanTables
 
 # Calls fixed until which the free ones are looked at again; deeper down that costs more than it saves.
 LOOK_AHEAD = 3
@@ -131,13 +132,13 @@ def _advance(t, r, k, order, pointer, choice, lowest, area, floor, best, level, 
             pointer[level] += 1
             used += 1
             choice[c] = k.options[c, i]
-            if not fits_so_far(t, choice) or _bound(t, r, choice, level, lowest, area, floor) >= below:
+            if not fits(t, choice) or _bound(t, r, choice, level, lowest, area, floor) >= below:
                 continue
             if level == n - 1:
                 if unfilled(t, choice) >= 0:
                     pointer[level] -= 1
                     return level, seconds, used, True
-                found = step_seconds(t, choice)
+                found = optimistic_cost(t, choice)
                 if found < seconds:
                     seconds = found
                     best[:] = choice
@@ -180,7 +181,7 @@ def _look_ahead(t, r, k, choice, lowest, area, floor):
             if t.seconds[o] >= within[c, size] and t.seconds[o] * size >= area[c]:
                 continue
             choice[c] = o
-            if fits_so_far(t, choice):
+            if fits(t, choice):
                 within[c, size] = min(within[c, size], t.seconds[o])
                 area[c] = min(area[c], t.seconds[o] * size)
         choice[c] = -1
@@ -188,26 +189,3 @@ def _look_ahead(t, r, k, choice, lowest, area, floor):
             within[c, size] = min(within[c, size], within[c, size - 1])
         lowest[c] = within[c, t.devices]
     raise_floor(within, r.block, r.ordered, floor)
-
-
-@njit(cache=True)
-def fits_so_far(t: PlanTables, choice: NDArray[np.int64]) -> bool:
-    """Tell whether the fixed calls of a partial plan fit; a completion needs no less."""
-    for c in range(choice.size):
-        if choice[c] >= 0 and _fixed_bytes(t, choice, t.first[choice[c]]) > t.limit:
-            return False
-    return True
-
-
-@njit(cache=True)
-def _fixed_bytes(t: PlanTables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
-    resident = 0.0
-    active = 0.0
-    for c in range(choice.size):
-        o = choice[c]
-        if o >= 0 and t.first[o] <= device < t.end[o]:
-            resident += t.resident[o]
-            train = -1 if t.source[c] < 0 else choice[t.source[c]]
-            shares = train < 0 or t.placement[train] == t.placement[o]
-            active = max(active, t.active[o] + (0.0 if shares else t.copy[o]))
-    return resident + active

@@ -10,7 +10,8 @@ Invariants (tests/unit/plan/test_call_configs.py):
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.model import Batch
 from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.layouts import legal_layouts
 from verl_fuse.plan.space import CallConfig
@@ -28,7 +29,7 @@ LEFT_BUFFERS = 2
 
 
 def configs_on_sizes(
-    call: Call, workload: Workload, cost: CostModel, sizes: Iterable[int], limit: float
+    call: Call, workload: Workload, cost: AnalyticCost, sizes: Iterable[int], limit: float
 ) -> tuple[CallConfig, ...]:
     """Return the configurations of `call` on meshes of each of `sizes` devices within `limit` bytes per device."""
     trained = any(other.role == call.role and other.kind == "train" for other in workload.calls)
@@ -44,7 +45,7 @@ def configs_on_sizes(
 def configs_in_layouts(
     call: Call,
     workload: Workload,
-    cost: CostModel,
+    cost: AnalyticCost,
     layouts: Iterable[Layout],
     limit: float,
     generation: GenerationEstimates,
@@ -54,14 +55,14 @@ def configs_in_layouts(
     return tuple(kept for found in of_layouts for kept in _pareto([config for config in found if config.peak <= limit]))
 
 
-def least_bytes(call: Call, workload: Workload, cost: CostModel, sizes: Iterable[int]) -> float:
+def least_bytes(call: Call, workload: Workload, cost: AnalyticCost, sizes: Iterable[int]) -> float:
     """Return the least memory per device with which the call alone runs; infinite if no layout divides the model."""
     found = configs_on_sizes(call, workload, cost, sizes, float("inf"))
     return min((config.peak for config in found), default=float("inf"))
 
 
 def _variants(
-    call: Call, workload: Workload, cost: CostModel, layout: Layout, generation: GenerationEstimates
+    call: Call, workload: Workload, cost: AnalyticCost, layout: Layout, generation: GenerationEstimates
 ) -> Iterator[CallConfig]:
     if call.kind == "generate":
         yield from (generate(workload, cost, layout, waves, generation) for waves in WAVES)
@@ -87,7 +88,7 @@ def _longest(workload: Workload) -> int:
 
 
 def generate(
-    workload: Workload, cost: CostModel, layout: Layout, waves: int, generation: GenerationEstimates
+    workload: Workload, cost: AnalyticCost, layout: Layout, waves: int, generation: GenerationEstimates
 ) -> CallConfig:
     """Return the configuration of generation whose KV cache holds 1/waves of a replica's sequences; its seconds begin
     with handing the weights over, but for their transfer."""
@@ -97,30 +98,28 @@ def generate(
     return CallConfig(layout, waves, False, seconds, 0.0, active, memory.weights)
 
 
-def handing_over(workload: Workload, cost: CostModel) -> float:
+def handing_over(workload: Workload, cost: AnalyticCost) -> float:
     """Return the seconds of a weight sync that moves no weight: no plan goes without them."""
     there = (Mesh(0, 1), Layout())
     return cost.sync(workload.actor, there, there)
 
 
 def compute(
-    call: Call, workload: Workload, cost: CostModel, layout: Layout, microbatches: int, offload: bool
+    call: Call, workload: Workload, cost: AnalyticCost, layout: Layout, microbatches: int, offload: bool
 ) -> CallConfig:
     """Return the configuration of inference or training; `microbatches` per data-parallel rank, and in training per
     mini-batch."""
     model, batch = workload.model(call.role), mean_batch(workload)
-    # Equal nodes: where a mesh lies does not matter to the call itself.
-    mesh = Mesh(0, layout.devices)
     updates = workload.minibatches if call.kind == "train" else 1
     part = batch.split(updates * layout.dp * microbatches)
     part = Batch(part.sequences, max(part.tokens, float(_longest(workload))), part.squares)
     memory = cost.memory(model, call.kind, layout, microbatch=part, microbatches=microbatches, offload=offload)
     if call.kind == "train":
-        seconds = workload.epochs * cost.train(model, layout, mesh, batch, updates, microbatches)
+        seconds = workload.epochs * cost.train(model, layout, batch, updates, microbatches)
         # In before the call, out after it.
         seconds += 2 * cost.offload(memory.model) if offload else 0.0
         return CallConfig(layout, microbatches, offload, seconds, memory.static, memory.active)
-    seconds = cost.infer(model, layout, mesh, batch, microbatches, entropy=with_entropy(call))
+    seconds = cost.infer(model, layout, batch, microbatches, entropy=with_entropy(call))
     if call.role in ("actor", "critic"):
         return CallConfig(layout, microbatches, False, seconds, 0.0, memory.active, memory.weights)
     seconds += cost.offload(memory.model) if offload else 0.0

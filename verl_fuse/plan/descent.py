@@ -1,10 +1,13 @@
 """Computes the cost of a plan for a search, and its cost with another option for one call."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from verl_fuse.plan.evaluate import EVALUATED_STEPS, fits, peak_bytes, schedule, unfilled
+from verl_fuse.plan.space import MoveSeconds, PlanSpace
 from verl_fuse.plan.tables import PlanTables
 
 # A plan over its memory limit costs at least this many seconds, so that a search first makes it fit.
@@ -40,6 +43,14 @@ def optimistic_costs(t: PlanTables, choice: NDArray[np.int64], call: int) -> NDA
         trial[call] = t.begin[call] + i
         found[i] = optimistic_cost(t, trial)
     return found
+
+
+def exact_cost(space: PlanSpace, move: MoveSeconds, plan: Sequence[int] | NDArray[np.int64]) -> float:
+    """Return the cost of one plan, without room for the moves of other plans."""
+    alone = space.keep(np.isin(np.arange(space.config.size), plan)).with_room_for_moves()
+    choice = np.arange(len(plan))
+    alone.fill(move, choice)
+    return float(cost(alone.tables, choice))
 
 
 def bytes_needed(t: PlanTables, found: float) -> float:

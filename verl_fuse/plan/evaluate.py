@@ -62,7 +62,7 @@ def schedule(
         seconds[a] = t.seconds[o]
         if t.source[a] >= 0:
             seconds_moving = move_seconds(t, choice[t.source[a]], o)
-            # A move that is not filled in yet counts as free. `step_seconds` never lets such a plan in.
+            # A move that is not filled in yet counts as free. `descent.cost` never lets such a plan in.
             move[a] = 0.0 if np.isnan(seconds_moving) else seconds_moving
         for b in range(n):
             if t.first[o] < t.end[choice[b]] and t.first[choice[b]] < t.end[o]:
@@ -155,23 +155,26 @@ def schedule(
 
 @njit(cache=True)
 def peak_bytes(t: PlanTables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
-    """Return the bytes that a device needs: all resident bytes, and the largest of the calls that run on it."""
+    """Return the bytes that a device needs: all resident bytes, and the largest of the calls that run on it; of a plan
+    that is not complete (option -1: free) no more than of its completions."""
     resident = 0.0
     active = 0.0
     for c in range(choice.size):
         o = choice[c]
-        if t.first[o] <= device < t.end[o]:
+        if o >= 0 and t.first[o] <= device < t.end[o]:
             resident += t.resident[o]
-            shares = t.source[c] < 0 or t.placement[choice[t.source[c]]] == t.placement[o]
+            train = -1 if t.source[c] < 0 else choice[t.source[c]]
+            shares = train < 0 or t.placement[train] == t.placement[o]
             active = max(active, t.active[o] + (0.0 if shares else t.copy[o]))
     return resident + active
 
 
 @njit(cache=True)
 def fits(t: PlanTables, choice: NDArray[np.int64]) -> bool:
-    """Tell whether no device needs more than its limit. The fullest device is the first one of some mesh."""
+    """Tell whether no device needs more than its limit for the calls that are fixed. The fullest device is the first
+    one of some mesh."""
     for c in range(choice.size):  # noqa: SIM110 - the compiler takes no generators
-        if peak_bytes(t, choice, t.first[choice[c]]) > t.limit:
+        if choice[c] >= 0 and peak_bytes(t, choice, t.first[choice[c]]) > t.limit:
             return False
     return True
 
@@ -183,13 +186,3 @@ def unfilled(t: PlanTables, choice: NDArray[np.int64]) -> int:
         if t.source[c] >= 0 and np.isnan(move_seconds(t, choice[t.source[c]], choice[c])):
             return c
     return -1
-
-
-@njit(cache=True)
-def step_seconds(t: PlanTables, choice: NDArray[np.int64]) -> float:
-    """Return the seconds per step of a plan; infinite if the plan does not fit into memory or if a move is not filled
-    in yet."""
-    if not fits(t, choice) or unfilled(t, choice) >= 0:
-        return np.inf
-    n = choice.size
-    return schedule(t, choice, EVALUATED_STEPS, np.empty(2 * n), np.empty(2 * n))

@@ -5,7 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.model import Batch
 from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.layout import Layout
@@ -22,7 +23,7 @@ class GenerationEstimates:
     so that layouts compare fairly."""
 
     workload: Workload
-    cost: CostModel
+    cost: AnalyticCost
 
     @cached_property
     def requests(self) -> Requests:

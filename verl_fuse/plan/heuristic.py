@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.plan.call_configs import compute, generate
-from verl_fuse.plan.evaluate import step_seconds
+from verl_fuse.plan.descent import OVERFULL, exact_cost
 from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.planner import move_seconds
 from verl_fuse.plan.space import PlanSpace
@@ -17,7 +17,7 @@ from verl_fuse.spec.plan import CallPlan
 from verl_fuse.spec.workload import Workload
 
 
-def megatron_heuristic(workload: Workload, cost: CostModel) -> tuple[CallPlan, ...]:
+def megatron_heuristic(workload: Workload, cost: AnalyticCost) -> tuple[CallPlan, ...]:
     """Return the plan tp = devices of a node, pp = nodes, dp = 1; micro-batches as ReaL counts them (arXiv
     2406.14088)."""
     cluster = cost.cluster
@@ -26,7 +26,7 @@ def megatron_heuristic(workload: Workload, cost: CostModel) -> tuple[CallPlan, .
     return tuple(CallPlan(call.name, mesh, layout, microbatches[call.kind]) for call in workload.calls)
 
 
-def predicted_seconds(plan: Sequence[CallPlan], workload: Workload, cost: CostModel) -> float:
+def predicted_seconds(plan: Sequence[CallPlan], workload: Workload, cost: AnalyticCost) -> float:
     """Return the seconds per step of any plan; infinite if it does not fit."""
     generation = GenerationEstimates(workload, cost)
     configs = []
@@ -42,7 +42,5 @@ def predicted_seconds(plan: Sequence[CallPlan], workload: Workload, cost: CostMo
     space = PlanSpace.build(workload.calls, cost.cluster, configs, meshes, cost.cluster.device.memory)
     # A mesh may be listed twice: one option per call is enough.
     options = [space.tables.begin[c] + np.argmax(space.mesh[space.config == c] == c) for c in range(len(meshes))]
-    chosen = space.keep(np.isin(np.arange(space.config.size), options)).with_room_for_moves()
-    choice = np.arange(len(plan))
-    chosen.fill(move_seconds(workload, cost), choice)
-    return float(step_seconds(chosen.tables, choice))
+    seconds = exact_cost(space, move_seconds(workload, cost), options)
+    return seconds if seconds < OVERFULL else float("inf")

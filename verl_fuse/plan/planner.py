@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.call_configs import configs_on_sizes, least_bytes
 from verl_fuse.plan.descent import bytes_needed
@@ -30,7 +30,7 @@ def best_plan(space: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchR
     return found
 
 
-def full_space(workload: Workload, cost: CostModel, until: float = math.inf, defers: bool = False) -> PlanSpace:
+def full_space(workload: Workload, cost: AnalyticCost, until: float = math.inf, defers: bool = False) -> PlanSpace:
     """Return every legal option of every call that fits alone (`--ideal`), with `defers` for steps whose critic is
     trained while the next step generates; a FuseError names a call that fits nowhere, or says that the time was over
     before all options had their costs (`until` is a `time.monotonic` value)."""
@@ -56,7 +56,7 @@ def full_space(workload: Workload, cost: CostModel, until: float = math.inf, def
     return PlanSpace.build(workload.calls, cluster, found, meshes, limit, defers=defers)
 
 
-def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[int]) -> str:
+def _nowhere(call: Call, workload: Workload, cost: AnalyticCost, sizes: Sequence[int]) -> str:
     model, device = workload.model(call.role).name, cost.cluster.device
     least = least_bytes(call, workload, cost, sizes)
     where = f"{call.name} of {model} on {cost.cluster.devices} x {device.name}"
@@ -68,7 +68,7 @@ def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[in
     )
 
 
-def move_seconds(workload: Workload, cost: CostModel) -> MoveSeconds:
+def move_seconds(workload: Workload, cost: AnalyticCost) -> MoveSeconds:
     """Return the costs by the cost model; weights that wait in host memory are loaded first."""
 
     def seconds(role: str, train: tuple[Mesh, CallConfig], user: tuple[Mesh, CallConfig]) -> float:

@@ -23,7 +23,6 @@ from verl_fuse.plan.descent import OVERFULL
 from verl_fuse.plan.metropolis import metropolis
 from verl_fuse.plan.neighbourhood import NODES, PLAN_TOLERANCE, improve
 from verl_fuse.plan.space import MoveSeconds, PlanSpace
-from verl_fuse.plan.support import supported
 
 # The next search looks for plans that take at most this factor more than the proven seconds: a low ceiling leaves few
 # options.
@@ -103,11 +102,11 @@ class ProofSearch:
                 self.bound = max(self.bound, min(branch.open_bound(candidates, state), below))
 
     def candidates(self, below: float, until: float) -> branch.Candidates:
-        """Return the supported options; before the last round the moves that bounds depend on are filled in, if they
-        are not too many."""
+        """Return the options whose bound is below `below`, the moves that bounds depend on filled in, if they are not
+        too many."""
         space, relaxation = self.space, self.relaxation
         t = space.tables
-        found = supported(t, relaxation, branch.candidates(t, self.alone, below), below, until)
+        found = branch.candidates(t, self.alone, below)
         for user, train in enumerate(t.source):
             if train < 0 or relaxation.block[user] != 0 or found.counts[user] * found.counts[train] > FILLED:
                 continue
@@ -116,7 +115,7 @@ class ProofSearch:
                 choice[train], choice[user] = a, b
                 if time.monotonic() < until:
                     space.fill_one(self.move, choice, user)
-        return supported(t, relaxation, found, below, until)
+        return found
 
 
 def descend(

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_fuse.plan import branch, descent
+from verl_fuse.plan import branch
 from verl_fuse.plan.beam import build
 from verl_fuse.plan.bound import relax
-from verl_fuse.plan.descent import OVERFULL
+from verl_fuse.plan.descent import OVERFULL, exact_cost
 from verl_fuse.plan.dominance import undominated
 from verl_fuse.plan.meshes import legal_meshes
 from verl_fuse.plan.metropolis import metropolis
@@ -79,7 +79,7 @@ def _search(whole: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchRes
     begun = time.monotonic()
     space = whole.keep(undominated(whole.tables))
     alone = branch.bounds_alone(space.tables, relax(space.tables))
-    plans = sorted((_exact(space, move, plan), tuple(plan)) for plan in _plans(space.tables, alone))[:STARTS]
+    plans = sorted((exact_cost(space, move, plan), tuple(plan)) for plan in _plans(space.tables, alone))[:STARTS]
     cost = plans[0][0]
     ceiling = _affordable(space, alone, cost)
     kept = (alone <= ceiling) | np.isin(np.arange(alone.size), [plan for _, plan in plans])
@@ -93,7 +93,7 @@ def _search(whole: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchRes
     except KeyboardInterrupt:
         stopped = True
         # The interrupt may have come between a better plan and its time.
-        hunt.seconds = _exact(space, move, hunt.best)
+        hunt.seconds = exact_cost(space, move, hunt.best)
     bound = hunt.bound if ceiling >= hunt.seconds else min(hunt.bound, ceiling)
     return SearchResult(
         space=space,
@@ -152,14 +152,6 @@ def _plans(t: PlanTables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]
     leanest = np.lexsort((t.resident, t.resident + t.active + t.copy))
     lean = [next(o for o in leanest if t.begin[c] <= o < t.begin[c + 1]) for c in calls]
     return [*plans, np.array(lean, np.int64)]
-
-
-def _exact(space: PlanSpace, move: MoveSeconds, plan: NDArray[np.int64]) -> float:
-    """Return the cost of one plan, without room for the moves of other plans."""
-    alone = space.keep(np.isin(np.arange(space.config.size), plan)).with_room_for_moves()
-    choice = np.arange(plan.size)
-    alone.fill(move, choice)
-    return float(descent.cost(alone.tables, choice))
 
 
 def _affordable(space: PlanSpace, alone: NDArray[np.float64], cost: float) -> float:

@@ -105,8 +105,6 @@ class _Groups:
     def _id(self, placed: PlacedSharding, owners: tuple[int, ...]) -> int:
         key = id(placed), owners
         if key not in self._seen:
-            if placed.ranks and max(placed.ranks) >= len(self._nodes):
-                raise FuseError(f"layout {placed}: nodes are known for ranks below {len(self._nodes)}")
             ranks = tuple(sorted((placed.ranks[rank] for rank in owners), key=lambda rank: (self._nodes[rank], rank)))
             number = self._numbers.setdefault(ranks, len(self.sets))
             if number == len(self.sets):

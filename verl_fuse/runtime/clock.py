@@ -1,24 +1,12 @@
 """Times the begin and end of ops: on the host's clock, or on the device's where ops run behind the host."""
 
 import time
-from typing import Protocol
 
 import torch
 
 
-class Clock(Protocol):
-    """A clock with marks in time, which are read when everything marked is over."""
-
-    def mark(self) -> int:
-        """Mark this moment of the current stream."""
-        ...
-
-    def read(self) -> list[float]:
-        """Return the Unix seconds of every mark; wait until the device has reached the last mark."""
-        ...
-
-
-def clock_for(device: torch.device) -> Clock:
+def clock_for(device: torch.device) -> "HostClock | CudaClock":
+    """Return a clock with marks in time, which are read when everything marked is over."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
@@ -31,10 +19,12 @@ class HostClock:
         self._marks: list[float] = []
 
     def mark(self) -> int:
+        """Mark this moment."""
         self._marks.append(time.monotonic())
         return len(self._marks) - 1
 
     def read(self) -> list[float]:
+        """Return the Unix seconds of every mark."""
         return [self._offset + mark for mark in self._marks]
 
 
@@ -48,11 +38,13 @@ class CudaClock:
         self.mark()
 
     def mark(self) -> int:
+        """Mark this moment of the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append(event)
         return len(self._events) - 1
 
     def read(self) -> list[float]:
+        """Return the Unix seconds of every mark; wait until the device has reached the last one."""
         self._events[-1].synchronize()
         return [self._start + self._events[0].elapsed_time(event) / 1000 for event in self._events]

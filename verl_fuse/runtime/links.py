@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 
 from verl_fuse.errors import FuseError
+from verl_fuse.runtime.gloo import GlooPort
+from verl_fuse.runtime.nccl import NcclPort
+from verl_fuse.runtime.port import Port
 from verl_fuse.spec.schedule import OpKind
 
 # A receive posted at the start of a program may be matched much later; the executor has its own limit
@@ -23,27 +26,12 @@ MESSAGE_TIMEOUT = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Link:
-    """A rank's place in one pipeline: global ranks in stage order, and the group of each direction
+    """A rank's place in one pipeline: global ranks in stage order, and the port of each direction
     ("F" onwards, "B" back)."""
 
     ranks: tuple[int, ...]
     stage: int
-    groups: Mapping[OpKind, dist.ProcessGroup]
-
-    def neighbours(self, kind: OpKind) -> tuple[int | None, int | None]:
-        """Return the global ranks that a forward or backward of this stage receives from and sends to; None at
-        the ends of the pipeline."""
-        before = self.ranks[self.stage - 1] if self.stage else None
-        after = self.ranks[self.stage + 1] if self.stage + 1 < len(self.ranks) else None
-        return (before, after) if kind == "F" else (after, before)
-
-    def backend(self, device: torch.device) -> str:
-        """Return the backend that carries tensors of `device`, such as gloo or nccl."""
-        config = dist.get_backend_config(self.groups["F"])
-        backends = dict(entry.split(":") for entry in config.split(","))
-        if device.type not in backends:
-            raise FuseError(f"pipeline of ranks {list(self.ranks)}: no backend for {device.type} in {config!r}")
-        return backends[device.type]
+    ports: Mapping[OpKind, Port]
 
 
 def open_links(pipelines: Sequence[Sequence[int]], device: torch.device) -> dict[int, Link]:
@@ -62,8 +50,11 @@ def open_links(pipelines: Sequence[Sequence[int]], device: torch.device) -> dict
             if rank in ranks:
                 groups[kind] = group
         if groups:
-            links[index] = link = Link(tuple(ranks), list(ranks).index(rank), groups)
-            _connect(link, device)
+            port = _port_of(ranks, groups["F"], device)
+            _connect(tuple(ranks), groups, torch.device("cpu") if port is GlooPort else device)
+            members = dist.get_process_group_ranks(groups["F"])
+            ports: dict[OpKind, Port] = {kind: port(group, members) for kind, group in groups.items()}
+            links[index] = Link(tuple(ranks), list(ranks).index(rank), ports)
     return links
 
 
@@ -74,13 +65,24 @@ def _check_placement(pipelines: Sequence[Sequence[int]]) -> None:
             raise FuseError(f"pipeline {index}: ranks={list(ranks)}; needs different ranks out of 0..{world - 1}")
 
 
-def _connect(link: Link, device: torch.device) -> None:
+def _port_of(ranks: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> type[GlooPort | NcclPort]:
+    """Return the kind of port whose backend carries tensors of `device`."""
+    config = dist.get_backend_config(group)
+    backend = dict(entry.split(":") for entry in config.split(",")).get(device.type)
+    if backend is None:
+        raise FuseError(f"pipeline of ranks {list(ranks)}: no backend for {device.type} in {config!r}")
+    if backend not in ("gloo", "nccl"):
+        raise FuseError(f"backend={backend!r} for {device.type}: pipelines run on gloo and nccl")
+    return GlooPort if backend == "gloo" else NcclPort
+
+
+def _connect(ranks: tuple[int, ...], groups: Mapping[OpKind, dist.ProcessGroup], device: torch.device) -> None:
     """Send one element along the pipeline, then one back."""
-    orders: dict[OpKind, tuple[int, ...]] = {"F": link.ranks, "B": link.ranks[::-1]}
-    element = torch.zeros(1, device="cpu" if link.backend(device) == "gloo" else device)
+    orders: dict[OpKind, tuple[int, ...]] = {"F": ranks, "B": ranks[::-1]}
+    element = torch.zeros(1, device=device)
     for kind, order in orders.items():
         place = order.index(dist.get_rank())
         if place > 0:
-            dist.recv(element, order[place - 1], group=link.groups[kind])
+            dist.recv(element, order[place - 1], group=groups[kind])
         if place + 1 < len(order):
-            dist.send(element, order[place + 1], group=link.groups[kind])
+            dist.send(element, order[place + 1], group=groups[kind])

@@ -36,16 +36,16 @@ def lower(problem: ScheduleProblem, orders: OpOrders) -> PipelineProgram:
     return PipelineProgram(problem, tuple(rows))
 
 
-def neighbours(pipeline: Pipeline, rank: int, kind: OpKind) -> tuple[int | None, int | None]:
-    """Return the ranks that an op on `rank` receives from and sends to; None at the ends of the pipeline."""
-    stage = pipeline.ranks.index(rank)
-    before = pipeline.ranks[stage - 1] if stage else None
-    after = pipeline.ranks[stage + 1] if stage + 1 < pipeline.stages else None
+def neighbours(ranks: Sequence[int], stage: int, kind: OpKind) -> tuple[int | None, int | None]:
+    """Return, of a pipeline's ranks in stage order, those that a forward or backward of `stage` receives from and sends
+    to; None at the ends of the pipeline."""
+    before = ranks[stage - 1] if stage else None
+    after = ranks[stage + 1] if stage + 1 < len(ranks) else None
     return (before, after) if kind == "F" else (after, before)
 
 
 def _instructions(pipeline: Pipeline, index: int, kind: OpKind, microbatch: int, rank: int) -> Iterator[Instruction]:
-    source, target = neighbours(pipeline, rank, kind)
+    source, target = neighbours(pipeline.ranks, pipeline.ranks.index(rank), kind)
     if source is not None:
         yield Instruction("receive", index, kind, microbatch, source)
     yield Instruction("run", index, kind, microbatch)

@@ -6,105 +6,94 @@ latency only where the device would be idle anyway, and the wait lets a stuck pe
 
 verl sets CUDA_DEVICE_MAX_CONNECTIONS=1 for Megatron on Hopper: the device then takes all streams' work from one queue,
 and work whose stream is not free keeps everything behind it from starting. A message behind another message on its
-stream would keep the op of the first message waiting. So each stream has one message at a time, and the next is posted
-when that one is through.
+stream would keep the op of the first message waiting. So in a pipeline each stream has one message at a time, and the
+next is posted when that one is through.
 
-Invariants (tests/unit/runtime/test_one_queue.py):
-- a stream never has more than `POSTED` messages;
-- no program hangs on devices with one queue.
+Invariants (tests/unit/runtime/test_nccl_port.py, test_one_queue.py):
+- a rank that waits asks NCCL often and the store seldom;
+- after a fault `close` does not wait: messages on their way are aborted;
+- no pipeline hangs on devices with one queue.
 """
 
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from verl_fuse.errors import FuseError
 from verl_fuse.runtime.lost import LostPeer
-from verl_fuse.runtime.stage import TensorSpec
 
 POLL_SECONDS = 20e-6
-# Messages on a stream at a time: with two, a program can hang on devices with one queue.
-POSTED = 1
+# NCCL frees its communicators in less time, where no message is on its way.
+SHUTDOWN_SECONDS = 60.0
 
 
-class NcclInbox:
-    """An inbox that receives the messages of `specs` from `source`; the next receive is posted when a message is
-    taken."""
+class NcclHandle:
+    """A message on a stream of NCCL."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, source: int, specs: Sequence[TensorSpec], depth: int, device: torch.device
-    ) -> None:
-        self._group = group
-        self._source = source
-        self._ahead = min(depth, POSTED)
-        self._device = device
-        self._todo = deque(specs)
-        self._posted: deque[tuple[torch.Tensor, dist.Work]] = deque()
-        self._post()
+    def __init__(self, work: dist.Work, peer: int) -> None:
+        # None once the message is through: a work holds the memory of its message.
+        self._work: dist.Work | None = work
+        self._peer = peer
 
-    def take(self, seconds: float, meanwhile: Callable[[], None]) -> torch.Tensor | None:
-        message, work = self._posted[0]
-        if not _over(work, self._source, seconds, meanwhile):
-            return None
-        self._posted.popleft()
-        work.wait()  # orders the current stream after the message; the host does not wait here
-        self._post()
-        return message
-
-    def _post(self) -> None:
-        while self._todo and len(self._posted) < self._ahead:
-            spec = self._todo.popleft()
-            message = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
-            work = dist.irecv(message, self._source, group=self._group)
-            assert work is not None, "this rank is in the group"
-            self._posted.append((message, work))
-
-
-class NcclOutbox:
-    """An outbox to `target`; a tensor is released when it has left."""
-
-    def __init__(self, group: dist.ProcessGroup, target: int) -> None:
-        self._group = group
-        self._target = target
-        self._todo: deque[torch.Tensor] = deque()
-        self._leaving: deque[tuple[torch.Tensor, dist.Work]] = deque()
-
-    def put(self, message: torch.Tensor) -> None:
-        self._todo.append(message)
-        self.push()
-
-    def push(self) -> None:
+    @property
+    def on_its_way(self) -> bool:
+        """Tell whether NCCL still works on the message; False for a message that broke."""
         try:
-            while self._leaving and self._leaving[0][1].is_completed():
-                self._leaving.popleft()
-        except RuntimeError as error:
-            raise LostPeer(self._target, error) from error
-        while self._todo and len(self._leaving) < POSTED:
-            message = self._todo.popleft()
-            work = dist.isend(message, self._target, group=self._group)
-            assert work is not None, "this rank is in the group"
-            self._leaving.append((message, work))
+            return self._work is not None and not self._work.is_completed()
+        except RuntimeError:
+            return False
 
-    def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
-        deadline = time.monotonic() + seconds
-        while self._leaving:
-            if not _over(self._leaving[0][1], self._target, deadline - time.monotonic(), meanwhile):
+    def done(self) -> bool:
+        if self._work is None:
+            return True
+        try:
+            if not self._work.is_completed():
                 return False
-            self.push()
+            self._work.wait()  # orders the current stream after the message; the host does not wait here
+        except RuntimeError as error:
+            raise LostPeer(self._peer, error) from error
+        self._work = None
         return True
 
 
-def _over(work: dist.Work, peer: int, seconds: float, meanwhile: Callable[[], None]) -> bool:
-    """Tell whether `work` ends within `seconds`; `meanwhile` is called repeatedly in that time."""
-    deadline = time.monotonic() + seconds
-    try:
-        while not work.is_completed():
-            meanwhile()
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(POLL_SECONDS)
-    except RuntimeError as error:
-        raise LostPeer(peer, error) from error
-    return True
+class NcclPort:
+    """A port over NCCL; `members` are the peers by their rank in `group`. Both ends of a pair must post the messages
+    between them in the same order."""
+
+    backend = "nccl"
+    in_order = True
+    # With two, a pipeline can hang on devices with one queue.
+    most = 1.0
+
+    def __init__(self, group: Any, members: Sequence[int]) -> None:
+        self._group = group
+        self._members = members
+        self._posted: list[NcclHandle] = []
+
+    def send(self, message: torch.Tensor, peer: int) -> NcclHandle:
+        return self._kept(NcclHandle(self._group.send([message], self._members.index(peer), 0), peer))
+
+    def receive(self, message: torch.Tensor, peer: int) -> NcclHandle:
+        return self._kept(NcclHandle(self._group.recv([message], self._members.index(peer), 0), peer))
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(min(seconds, POLL_SECONDS))
+
+    def close(self) -> None:
+        # `shutdown` lets messages on their way finish, which never happens after a fault.
+        if any(handle.on_its_way for handle in self._posted):
+            self._group.abort()
+            return
+        ending = threading.Thread(target=self._group.shutdown, name="verl-fuse nccl shutdown", daemon=True)
+        ending.start()
+        ending.join(SHUTDOWN_SECONDS)
+        if ending.is_alive():
+            raise FuseError(f"NCCL did not free its communicators in {SHUTDOWN_SECONDS:g} s, with nothing on its way")
+
+    def _kept(self, handle: NcclHandle) -> NcclHandle:
+        self._posted = [posted for posted in self._posted if posted.on_its_way] + [handle]
+        return handle

@@ -9,10 +9,11 @@ import torch
 from verl_fuse.errors import FuseError
 from verl_fuse.runtime.clock import clock_for
 from verl_fuse.runtime.links import Link
+from verl_fuse.runtime.lower import neighbours
 from verl_fuse.runtime.meter import ActivationMeter
 from verl_fuse.runtime.program import Instruction, PipelineProgram
 from verl_fuse.runtime.stage import PipelineStage, TensorSpec
-from verl_fuse.runtime.transport import Inbox, Outbox, open_inbox, open_outbox
+from verl_fuse.runtime.transport import Inbox, Outbox
 from verl_fuse.runtime.watch import Watch
 from verl_fuse.spec.schedule import OpKind
 from verl_fuse.spec.timeline import Span
@@ -33,7 +34,6 @@ class RowExecution:
         self.meter = ActivationMeter(weight for stage in stages.values() for weight in stage.weights())
         self._program = program
         self._steps = program.rows[rank]
-        self._links = links
         self._stages = stages
         self._watch = watch
         devices = {stage.device for stage in stages.values()} or {torch.device("cpu")}
@@ -48,9 +48,9 @@ class RowExecution:
         for index, kind, source, target in channels(links):
             if source is not None:
                 specs = [spec_of(stages[index], kind, "arrives", m) for m in range(self._microbatches(index))]
-                self._inboxes[index, kind] = open_inbox(links[index], kind, specs, depth, self._device)
+                self._inboxes[index, kind] = Inbox(links[index].ports[kind], source, specs, depth, self._device)
             if target is not None:
-                self._outboxes[index, kind] = open_outbox(links[index], kind, self._device)
+                self._outboxes[index, kind] = Outbox(links[index].ports[kind], target)
 
     def run(self) -> tuple[Span, ...]:
         """Run every instruction in order, then the sends that have not left; return a span per op."""
@@ -70,17 +70,13 @@ class RowExecution:
                 self._outboxes[step.pipeline, step.kind].put(message)
                 message = None
         for (index, kind), outbox in self._outboxes.items():
-            target = self._links[index].neighbours(kind)[1]
-            assert target is not None, "an outbox has a target"
-            what = f"the last messages {index}{kind} to leave"
-            self._watch.wait(what, [target], lambda seconds, outbox=outbox: outbox.flush(seconds, self._push) or None)
+            what, peers = f"the last messages {index}{kind} to leave", [outbox.target]
+            self._watch.wait(what, peers, lambda seconds, outbox=outbox: outbox.flush(seconds, self._push) or None)
         return self._spans()
 
     def _receive(self, step: Instruction) -> torch.Tensor:
-        source = self._links[step.pipeline].neighbours(step.kind)[0]
-        assert source is not None, "an inbox has a source"
         inbox = self._inboxes[step.pipeline, step.kind]
-        return self._watch.wait(step.op, [source], lambda seconds: inbox.take(seconds, self._push))
+        return self._watch.wait(step.op, [inbox.source], lambda seconds: inbox.take(seconds, self._push))
 
     def _push(self) -> None:
         for outbox in self._outboxes.values():
@@ -103,7 +99,7 @@ class RowExecution:
 
     def _checked(self, step: Instruction, made: torch.Tensor | None) -> torch.Tensor | None:
         """Return the message in the form its receiver expects; there a wrong shape would go unnoticed, or hang."""
-        sends = self._links[step.pipeline].neighbours(step.kind)[1] is not None
+        sends = (step.pipeline, step.kind) in self._outboxes
         wanted = spec_of(self._stages[step.pipeline], step.kind, "leaves", step.microbatch) if sends else None
         given = None if made is None else TensorSpec(tuple(made.shape), made.dtype)
         if given != wanted:
@@ -134,7 +130,7 @@ def channels(links: Mapping[int, Link]) -> Iterator[tuple[int, OpKind, int | Non
     kinds: tuple[OpKind, OpKind] = ("F", "B")
     for index, link in links.items():
         for kind in kinds:
-            yield index, kind, *link.neighbours(kind)
+            yield index, kind, *neighbours(link.ranks, link.stage, kind)
 
 
 def spec_of(stage: PipelineStage, kind: OpKind, way: str, microbatch: int) -> TensorSpec:

@@ -1,7 +1,6 @@
 """Back-to-back 1F1B: keeps the serial orders, but a rank starts the next model as soon as it has finished
 its part of the one before."""
 
-from verl_fuse.errors import FuseError
 from verl_fuse.schedule.one_f_one_b import rank_orders
 from verl_fuse.schedule.solution import Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
@@ -10,6 +9,5 @@ from verl_fuse.schedule.table import OpTable
 def back_to_back(table: OpTable, budget: Budget | None = None) -> Solution:
     """Return 1F1B of every pipeline in the problem's order, without barriers; takes no time worth a budget."""
     solution = from_orders(table, rank_orders(table, list(range(len(table.problem.pipelines)))))
-    if solution is None:
-        raise FuseError("back-to-back 1F1B deadlocks, although pipelines run in the same order on every rank")
+    assert solution is not None, "pipelines that run in the same order on every rank cannot deadlock"
     return solution

@@ -6,7 +6,6 @@ deadline and keeps the memory limit; with an exact scale and no limits the model
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +13,14 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.bounds import Limits, heads, tails
+from verl_fuse.schedule.descent import Attempt, Goal
+from verl_fuse.schedule.solution import Solution, from_orders
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.schedule.ticks import Scales, activation_ticks
+from verl_fuse.schedule.ticks import Scales, activation_ticks, scales, time_ticks
+from verl_fuse.schedule.timing import orders_of
+
+FOUND = (cp_model.OPTIMAL, cp_model.FEASIBLE)
+"""How the solver ends with a solution."""
 
 
 @dataclass
@@ -29,16 +34,11 @@ class ConstraintModel:
     durations: list[int]
     deadline: int
 
-    def hint(self, starts: NDArray[np.float64]) -> None:
-        """Suggest start times (problem units)."""
-        for op, variable in enumerate(self.starts):
-            self.cp.add_hint(variable, self.scales.time.ticks(float(starts[op])))
-
-    def limit_memory(self, ranks: Mapping[int, int | cp_model.IntVar]) -> None:
-        """Bound the activations (ticks) held on each given rank."""
-        for rank, capacity in ranks.items():
+    def limit_memory(self, capacity: int) -> None:
+        """Bound the activations (ticks) held on each rank."""
+        for ids in self.table.on_rank:
             intervals, sizes = [], []
-            for op in self.table.on_rank[rank].tolist():
+            for op in ids.tolist():
                 size = activation_ticks(self.table, self.scales, op)
                 if self.table.kind[op] == 1 or size == 0:
                     continue
@@ -50,12 +50,40 @@ class ConstraintModel:
             if intervals:
                 self.cp.add_cumulative(intervals, sizes, capacity)
 
-    def minimize_end(self, at_least: int) -> None:
-        """Minimise the makespan, known to be at least `at_least` ticks."""
+    def minimize_end(self, at_least: int, hint: NDArray[np.float64]) -> None:
+        """Minimise the makespan, known to be at least `at_least` ticks, from the start times of `hint` (problem
+        units)."""
         end = self.cp.new_int_var(at_least, self.deadline, "makespan")
-        for op, expression in enumerate(self.starts):
-            self.cp.add(end >= expression + self.durations[op])
+        for op, start in enumerate(self.starts):
+            self.cp.add(end >= start + self.durations[op])
+            self.cp.add_hint(start, self.scales.time.ticks(float(hint[op])))
         self.cp.minimize(end)
+
+    def solution(self, solver: cp_model.CpSolver) -> Solution | None:
+        """Return the schedule of the orders found; None when they deadlock in the problem's own units."""
+        starts = np.array([solver.value(variable) for variable in self.starts], dtype=np.float64)
+        return from_orders(self.table, orders_of(self.table, starts))
+
+
+class SolverSearch(Attempt):
+    """An attempt by one CP-SAT thread, which the seed makes reproducible."""
+
+    def __init__(self, table: OpTable) -> None:
+        self.table, self.scales = table, scales(table)
+        self._solver: cp_model.CpSolver | None = None
+
+    def interrupt(self) -> None:
+        if self._solver is not None:
+            self._solver.stop_search()
+
+    def solve(
+        self, model: cp_model.CpModel, goal: Goal, effort: float, seed: int
+    ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+        """Solve for `effort` deterministic seconds, unless the goal is over."""
+        solver = self._solver = solver_for(seed, effort, goal.deadline)
+        status = cp_model.UNKNOWN if goal.over else solver.solve(model)
+        self._solver = None
+        return solver, status
 
 
 def solver_for(seed: int, effort: float, deadline: float) -> cp_model.CpSolver:
@@ -75,7 +103,7 @@ def build(table: OpTable, scales: Scales, deadline: int, limits: Limits | None =
     """Return the model without memory limit or objective; `limits` bounds the micro-batches in flight."""
     cp = cp_model.CpModel()
     ticks = scales.time.ticks
-    durations = [max(1, ticks(d)) for d in table.duration.tolist()]
+    delays, durations = time_ticks(table, scales)
     release, tail = heads(table, limits).tolist(), tails(table, limits).tolist()
     slack = 0 if scales.time.exact else len(table)  # rounding of every op on the path
     starts: list[cp_model.IntVar] = []
@@ -88,7 +116,7 @@ def build(table: OpTable, scales: Scales, deadline: int, limits: Limits | None =
     for op in range(len(table)):
         source = int(table.before[op])
         if source >= 0:
-            cp.add(starts[op] >= starts[source] + durations[source] + ticks(float(table.delay[op])))
+            cp.add(starts[op] >= starts[source] + durations[source] + delays[op])
         if table.microbatch[op]:
             cp.add(starts[op] >= starts[op - 1] + durations[op - 1])
     for (pipeline, stage), limit in (limits or {}).items():

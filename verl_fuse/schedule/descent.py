@@ -157,7 +157,8 @@ def descend(
     budget = budget.part(budget.left - min(CLOSING_SECONDS_PER_OP * len(table), CLOSING_SHARE * budget.seconds))
     walk = _Walk(table, budget, attempts)
     try:
-        walk.take(begin())
+        if (first := begin()) is not None:
+            walk.accept(first)
         walk.shorten(MAKESPAN_SHARE)
         walk.slim()
         walk.shorten(1.0)
@@ -166,11 +167,9 @@ def descend(
         budget.stopped.set()
         budget.report("interrupted: returning the best schedule so far")
     best = walk.best
-    memory = (
-        max(walk.memory_bound, memory_bound(table, best.makespan))
-        if walk.memory_deadline == best.makespan
-        else memory_bound(table, best.makespan)
-    )
+    memory = memory_bound(table, best.makespan)
+    if walk.memory_deadline == best.makespan:
+        memory = max(memory, walk.memory_bound)
     return best, Bounds(walk.makespan_bound, min(memory, best.peak), best.makespan)
 
 
@@ -187,12 +186,8 @@ class _Walk:
         self.near: Solution | None = None
         self.rounds, self.effort = 0, FIRST_EFFORT
 
-    def take(self, solution: Solution | None) -> None:
+    def accept(self, solution: Solution) -> None:
         """Walk on from this solution if it is better than the present solution."""
-        if solution is not None:
-            self._accept(solution)
-
-    def _accept(self, solution: Solution) -> None:
         if solution.key < self.best.key:
             self.best = solution
             self.budget.report(
@@ -201,7 +196,7 @@ class _Walk:
 
     def _round(self, makespan: float, capacity: float, effort: float, deadline: float) -> Goal:
         deadline = min(deadline, self.budget.deadline)
-        goal = Goal(makespan, capacity, self.best, deadline, self._accept, self.near)
+        goal = Goal(makespan, capacity, self.best, deadline, self.accept, self.near)
         self.rounds += 1
         pursue(goal, self.attempts, self.budget.workers, effort, self.budget.seed + self.rounds)
         self.near = goal.closest

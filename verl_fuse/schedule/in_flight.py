@@ -13,16 +13,13 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.bounds import Limits, makespan_bound
-from verl_fuse.schedule.constraint_model import build, solver_for
-from verl_fuse.schedule.descent import Attempt, Goal
+from verl_fuse.schedule.constraint_model import FOUND, SolverSearch, build
+from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.serial import serial
-from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Budget, from_orders
+from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Budget
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.schedule.ticks import scales
-from verl_fuse.schedule.timing import orders_of
 
 FIRST_EFFORT_SHARE = 4.0
 """Effort against that of the annealing where there is no capacity: what the annealing is bad at."""
@@ -44,22 +41,18 @@ LIMITS_DRAWN = 20
 """Limits drawn before a run gives up finding some that the bound does not rule out."""
 
 
-class InFlightSearch(Attempt):
+class InFlightSearch(SolverSearch):
     """An attempt that asks for the goal's makespan under limits that change from try to try; `worker` keeps random
     streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
-        self.table, self.worker, self.scales = table, worker, scales(table)
+        super().__init__(table)
+        self.worker = worker
         self.models = sorted({p.model for p in table.problem.pipelines})
         self.serial_peak = serial(table, Budget(0)).peak
         self.shares = dict.fromkeys(self.models, 1.0)
         self.unlimited, self.share = False, 1.0
-        self.solver: cp_model.CpSolver | None = None
         self.spent = 0.0
-
-    def interrupt(self) -> None:
-        if self.solver is not None:
-            self.solver.stop_search()
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         random = np.random.default_rng([seed, self.worker, 2])
@@ -96,16 +89,12 @@ class InFlightSearch(Attempt):
     def _solve(self, goal: Goal, limits: Limits, effort: float, seed: int) -> bool:
         """Tell whether the goal's makespan was reached under these limits."""
         model = build(self.table, self.scales, self.scales.time.ticks(goal.makespan), limits)
-        solver = self.solver = solver_for(seed, effort, goal.deadline)
-        if goal.over:
-            return False
-        status = solver.solve(model.cp)
-        self.solver, self.spent = None, solver.response_proto.deterministic_time
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        solver, status = self.solve(model.cp, goal, effort, seed)
+        if status not in FOUND:
             self._turn(np.random.default_rng(seed))
             return False
-        starts = np.array([solver.value(variable) for variable in model.starts], dtype=np.float64)
-        solution = from_orders(self.table, orders_of(self.table, starts))
+        self.spent = solver.response_proto.deterministic_time
+        solution = model.solution(solver)
         if solution is not None:
             goal.offer(solution)
         return solution is not None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from verl_fuse.schedule.bounds import makespan_bound
 from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.spec.problem import Pipeline, ScheduleProblem
+from verl_fuse.spec.problem import ScheduleProblem
 
 MICROBATCH_MARGIN = 1.25
 """Micro-batches of the shorter problem against the fewest that leave its bound in step: with the fewest,
@@ -70,8 +70,5 @@ def period_of(table: OpTable) -> Period | None:
 
 
 def _shorter(problem: ScheduleProblem, each: tuple[int, ...], turns: int) -> ScheduleProblem:
-    pipelines = tuple(
-        Pipeline(p.model, p.ranks, p.microbatches - n * turns, p.forward, p.backward, p.activation)
-        for p, n in zip(problem.pipelines, each, strict=True)
-    )
-    return replace(problem, pipelines=pipelines)
+    pairs = zip(problem.pipelines, each, strict=True)
+    return replace(problem, pipelines=tuple(replace(p, microbatches=p.microbatches - n * turns) for p, n in pairs))

@@ -24,10 +24,7 @@ MAKESPAN_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Solution:
-    """Running orders with their start times; `makespan_bound` and `memory_bound` are the bounds proven so far.
-
-    `memory_bound` holds for schedules with at most this makespan.
-    """
+    """Running orders with their start times."""
 
     orders: tuple[tuple[int, ...], ...]
     starts: NDArray[np.float64] = field(compare=False)
@@ -97,12 +94,6 @@ def from_starts(table: OpTable, orders: Orders, starts: NDArray[np.float64]) -> 
     return Solution(
         tuple(map(tuple, orders)), starts, makespan(table, starts), tuple(rank_peaks(table, orders).tolist())
     )
-
-
-def fits(table: OpTable, solution: Solution) -> bool:
-    """Tell whether the solution meets the memory limit."""
-    limit = table.problem.memory_limit
-    return limit is None or solution.peak <= limit * (1 + MAKESPAN_TOLERANCE)
 
 
 def trivial_bounds(table: OpTable, deadline: float) -> Bounds:

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from verl_fuse.schedule.constraint_model import solver_for
+from verl_fuse.schedule.constraint_model import FOUND, solver_for
 from verl_fuse.schedule.period import Period
 from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Solution, from_orders
-from verl_fuse.schedule.ticks import activation_ticks, scales
-from verl_fuse.schedule.timing import earliest_ticks, orders_of
+from verl_fuse.schedule.ticks import activation_ticks, scales, time_ticks
+from verl_fuse.schedule.timing import earliest, orders_of, tails_in_order
 
 CUTS = (0.5, 0.4, 0.6, 0.3, 0.7)
 """Where to cut, as shares of the makespan."""
@@ -87,14 +87,15 @@ class _Cut:
     def __init__(self, period: Period, solution: Solution, share: float, free: int) -> None:
         self.period, self.table = period, period.short
         self.scales = scales(self.table)
-        ticks = self.scales.time.ticks
-        self.length = max(1, ticks(period.length))
-        self.duration = [max(1, ticks(d)) for d in self.table.duration.tolist()]
-        self.delay = [ticks(d) for d in self.table.delay.tolist()]
-        self.orders, self.before = solution.orders, self.table.before.tolist()
-        self.early = earliest_ticks(self.orders, self.before, self.delay, self.duration)
-        self.end = max(begin + length for begin, length in zip(self.early, self.duration, strict=True))
-        self.late = self._latest()
+        self.length = max(1, self.scales.time.ticks(period.length))
+        self.delay, self.duration = time_ticks(self.table, self.scales)
+        self.orders, before = solution.orders, self.table.before.tolist()
+        early = earliest(self.orders, before, self.delay, self.duration)
+        assert early is not None, "the orders of a solution do not deadlock"
+        self.early = early
+        self.end = max(begin + length for begin, length in zip(early, self.duration, strict=True))
+        tails = tails_in_order(self.orders, before, self.delay, self.duration, early)
+        self.late = [self.end - tail for tail in tails]
         middle, reach = share * self.end, free / len(self.early) * self.end / 2
         self.left = {op for op, begin in enumerate(self.early) if begin < middle}
         self.free = {op for op, begin in enumerate(self.early) if middle - reach <= begin < middle + reach}
@@ -111,7 +112,7 @@ class _Cut:
         if math.isfinite(capacity):
             self._limit(self.scales.memory.floor(capacity))
         solver = solver_for(seed, CUT_SECONDS, deadline)
-        if solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        if solver.solve(self.model) not in FOUND:
             return None
         starts = self._repeated(solver)
         return from_orders(self.period.table, orders_of(self.period.table, starts))
@@ -134,18 +135,6 @@ class _Cut:
                     start = solver.value(self.start[op]) + (turns - 1) * self.length
                 starts[whole.id(pipeline, stage, kind, microbatch)] = start
         return starts
-
-    def _latest(self) -> list[int]:
-        """Return the latest start of every op that keeps the orders and the end."""
-        behind = {left: right for order in self.orders for left, right in itertools.pairwise(order)}
-        sink = {source: op for op, source in enumerate(self.before) if source >= 0}
-        late = [0] * len(self.early)
-        for op in sorted(range(len(late)), key=lambda op: (-self.early[op], -self.duration[op])):
-            limit = late[behind[op]] if op in behind else self.end
-            if op in sink:
-                limit = min(limit, late[sink[op]] - self.delay[sink[op]])
-            late[op] = limit - self.duration[op]
-        return late
 
     def _rank(self, rank: int, order: tuple[int, ...]) -> bool:
         """Add the variables of one rank: the ops before the turn, the turn within one length, and the ops after it;

@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from verl_fuse.schedule.table import OpTable, Orders
-from verl_fuse.schedule.ticks import Scales, activation_ticks
+from verl_fuse.schedule.ticks import Scales, activation_ticks, time_ticks
 from verl_fuse.spec.arrays import Ints
 
 
@@ -50,7 +50,7 @@ class TimedOrders(NamedTuple):
 
 
 def graph_of(table: OpTable, scales: Scales) -> OpGraph:
-    count, ticks = len(table), scales.time.ticks
+    count, (delay, duration) = len(table), time_ticks(table, scales)
     sink = np.full(count, -1, dtype=np.int64)
     consumed = np.flatnonzero(table.before >= 0)
     sink[table.before[consumed]] = consumed
@@ -58,8 +58,8 @@ def graph_of(table: OpTable, scales: Scales) -> OpGraph:
     return OpGraph(
         source=table.before,
         sink=sink,
-        delay=np.array([ticks(d) for d in table.delay.tolist()], dtype=np.int64),
-        duration=np.array([max(1, ticks(d)) for d in table.duration.tolist()], dtype=np.int64),
+        delay=np.array(delay, dtype=np.int64),
+        duration=np.array(duration, dtype=np.int64),
         change=np.where(table.kind == 1, -change, change),
         rank=table.rank,
         fifo=(table.pipeline * count + table.stage) * 2 + table.kind,

@@ -68,6 +68,12 @@ def scales(table: OpTable) -> Scales:
     return Scales(scale_for(times), scale_for(memory))
 
 
+def time_ticks(table: OpTable, scales: Scales) -> tuple[list[int], list[int]]:
+    """Return the delay and the duration of each op in ticks; an op takes one at least."""
+    ticks = scales.time.ticks
+    return list(map(ticks, table.delay.tolist())), [max(1, ticks(d)) for d in table.duration.tolist()]
+
+
 def activation_ticks(table: OpTable, scales: Scales, op: int) -> int:
     """Return the activation in ticks, rounded up, so that a limit kept in ticks is kept."""
     ticks = scales.memory.ticks(float(table.activation[op]))

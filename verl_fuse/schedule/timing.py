@@ -6,23 +6,31 @@ Invariants (tests/unit/schedule/test_order_timing.py):
 - memory rises at the start of F and falls at the end of B, so it depends on the orders alone.
 """
 
+from itertools import pairwise
+from typing import Any, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.schedule.table import OpTable, Orders
 
+Time = TypeVar("Time", int, float)
+
 
 def earliest_starts(table: OpTable, orders: Orders) -> NDArray[np.float64] | None:
-    """Return the start time of every op when each rank runs its order as early as it can; None when ranks
-    wait for each other forever."""
-    before = table.before.tolist()
-    delay, duration = table.delay.tolist(), table.duration.tolist()
-    starts = [-1.0] * len(table)
-    free = [0.0] * table.problem.ranks
-    position = [0] * table.problem.ranks
+    """Return the start time of every op when each rank runs its order as early as it can (-1 for an op that no order
+    has); None when ranks wait for each other forever."""
+    starts = earliest(orders, table.before.tolist(), table.delay.tolist(), table.duration.tolist())
+    return None if starts is None else np.array(starts, dtype=np.float64)
+
+
+def earliest(orders: Orders, before: list[int], delay: list[Time], duration: list[Time]) -> list[Time] | None:
+    """Return the same in the unit of `delay` and `duration`, which are by op."""
+    starts: list[Any] = [-1] * len(before)
+    free: list[Any] = [0] * len(orders)
+    position = [0] * len(orders)
     waiting: dict[int, int] = {}
-    runnable = list(range(table.problem.ranks))
-    done = 0
+    runnable = list(range(len(orders)))
     while runnable:
         r = runnable.pop()
         order = orders[r]
@@ -38,29 +46,24 @@ def earliest_starts(table: OpTable, orders: Orders) -> NDArray[np.float64] | Non
             starts[op] = start
             free[r] = start + duration[op]
             position[r] += 1
-            done += 1
             if op in waiting:
                 runnable.append(waiting.pop(op))
-    return np.array(starts) if done == len(table) else None
+    return None if waiting else starts
 
 
-def earliest_ticks(orders: Orders, before: list[int], delay: list[int], duration: list[int]) -> list[int]:
-    """Return the earliest starts in ticks of orders that cannot deadlock."""
-    start = [-1] * len(before)
-    position, free = [0] * len(orders), [0] * len(orders)
-    left = len(before)
-    while left:
-        for r, order in enumerate(orders):
-            while position[r] < len(order):
-                op = order[position[r]]
-                source = before[op]
-                if source >= 0 and start[source] < 0:
-                    break
-                start[op] = max(free[r], start[source] + duration[source] + delay[op] if source >= 0 else 0)
-                free[r] = start[op] + duration[op]
-                position[r] += 1
-                left -= 1
-    return start
+def tails_in_order(
+    orders: Orders, before: list[int], delay: list[int], duration: list[int], starts: list[int]
+) -> list[int]:
+    """Return the longest path from the start of each op to the end of the schedule, in ticks."""
+    behind = {left: right for order in orders for left, right in pairwise(order)}
+    sink = {source: op for op, source in enumerate(before) if source >= 0}
+    tail = [0] * len(starts)
+    for op in sorted(range(len(starts)), key=lambda op: (-starts[op], -duration[op])):
+        after = tail[behind[op]] if op in behind else 0
+        if op in sink:
+            after = max(after, delay[sink[op]] + tail[sink[op]])
+        tail[op] = duration[op] + after
+    return tail
 
 
 def orders_of(table: OpTable, starts: NDArray[np.float64] | NDArray[np.int64]) -> list[list[int]]:

@@ -8,21 +8,19 @@ Invariants (tests/unit/schedule/test_windows.py): a result keeps the capacity an
 than the solution it was made from.
 """
 
-import itertools
 import math
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from verl_fuse.schedule.constraint_model import solver_for
-from verl_fuse.schedule.descent import Attempt, Goal
+from verl_fuse.schedule.constraint_model import FOUND, SolverSearch
+from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.solution import Solution, from_orders
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.schedule.ticks import activation_ticks, scales
-from verl_fuse.schedule.timing import earliest_ticks
+from verl_fuse.schedule.ticks import activation_ticks, time_ticks
+from verl_fuse.schedule.timing import earliest, tails_in_order
 
 WINDOW_EFFORT_SHARE = 0.7
 """Effort against that of the annealing."""
@@ -44,22 +42,16 @@ class _Window:
     ends: list[cp_model.LinearExprT] = field(default_factory=list)
 
 
-class WindowSearch(Attempt):
+class WindowSearch(SolverSearch):
     """An attempt to shorten the goal's closest solution window by window; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
-        self.table, self.worker, self.scales = table, worker, scales(table)
-        ticks = self.scales.time.ticks
-        self.duration = [max(1, ticks(d)) for d in table.duration.tolist()]
-        self.delay = [ticks(d) for d in table.delay.tolist()]
+        super().__init__(table)
+        self.worker = worker
+        self.delay, self.duration = time_ticks(table, self.scales)
         self.activation = [activation_ticks(table, self.scales, op) for op in range(len(table))]
         self.before = table.before.tolist()
         self.ops_per_window = 150.0
-        self.solver: cp_model.CpSolver | None = None
-
-    def interrupt(self) -> None:
-        if self.solver is not None:
-            self.solver.stop_search()
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         random = np.random.default_rng([seed, self.worker, 1])
@@ -71,7 +63,8 @@ class WindowSearch(Attempt):
 
     def _shorten(self, goal: Goal, current: Solution, random: np.random.Generator) -> None:
         """Pack one window tighter within the capacity."""
-        start = self._ticks(current)
+        start = earliest(current.orders, self.before, self.delay, self.duration)
+        assert start is not None, "the orders of a solution do not deadlock"
         end = max(begin + duration for begin, duration in zip(start, self.duration, strict=True))
         span = min(1.0, self.ops_per_window / len(start)) * end
         opening = float(random.uniform(-span / 2, end - span / 2))
@@ -93,7 +86,7 @@ class WindowSearch(Attempt):
         """Return the model of the ops that start in [opening, opening + span); all other ops keep their order."""
         orders = current.orders
         inside = {op for op, begin in enumerate(start) if opening <= begin < opening + span}
-        tail = self._tails(orders, start, opening + span)
+        tail = tails_in_order(orders, self.before, self.delay, self.duration, start)
         model = cp_model.CpModel()
         window = _Window(model, orders, start)
         for rank, order in enumerate(orders):
@@ -103,7 +96,7 @@ class WindowSearch(Attempt):
             first, last = order.index(mine[0]), order.index(mine[-1])
             window.ranks[rank] = (first, last)
             free = start[order[first - 1]] + self.duration[order[first - 1]] if first else 0
-            after = int(tail[order[last + 1]]) if last + 1 < len(order) else 0
+            after = tail[order[last + 1]] if last + 1 < len(order) else 0
             for op in mine:
                 source = self.before[op]
                 outside = (
@@ -125,21 +118,19 @@ class WindowSearch(Attempt):
                 model.add(variable >= window.variables[op - 1] + self.duration[op - 1])
         for op, source in enumerate(self.before):
             if source in window.variables and op not in inside:
-                window.ends.append(window.variables[source] + self.duration[source] + self.delay[op] + int(tail[op]))
+                window.ends.append(window.variables[source] + self.duration[source] + self.delay[op] + tail[op])
         return window
 
     def _solve(self, window: _Window, seed: int, goal: Goal) -> Solution | None:
         """Return the renewed schedule, or None when the solver found no solution in its time; also adapt the size of
         windows to the time that solving takes."""
-        solver = self.solver = solver_for(seed, WINDOW_SECONDS, goal.deadline)
-        status = solver.solve(window.model)
-        self.solver = None
+        solver, status = self.solve(window.model, goal, WINDOW_SECONDS, seed)
         self.ops_per_window = (
             min(600.0, self.ops_per_window * 1.1)
             if status == cp_model.OPTIMAL
             else max(60.0, self.ops_per_window * 0.93)
         )
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        if status not in FOUND:
             return None
         values = {op: solver.value(variable) for op, variable in window.variables.items()}
         renewed = [
@@ -168,24 +159,3 @@ class WindowSearch(Attempt):
             sizes.append(size)
         if intervals:
             model.add_cumulative(intervals, sizes, capacity)
-
-    def _ticks(self, solution: Solution) -> list[int]:
-        """Return the earliest start of every op in ticks, for the solution's orders."""
-        if self.scales.time.exact:
-            return [self.scales.time.ticks(s) for s in solution.starts.tolist()]
-        return earliest_ticks(solution.orders, self.before, self.delay, self.duration)
-
-    def _tails(self, orders, start: list[int], closing: float) -> NDArray[np.int64]:
-        """Return the longest path from the start of each op after the window to the end."""
-        tail = np.zeros(len(start), dtype=np.int64)
-        behind = {left: right for order in orders for left, right in itertools.pairwise(order)}
-        sink = {source: op for op, source in enumerate(self.before) if source >= 0}
-        for op in sorted(
-            (op for op, begin in enumerate(start) if begin >= closing), key=lambda op: (-start[op], -self.duration[op])
-        ):
-            after = tail[behind[op]] if op in behind else 0
-            consumer = sink.get(op)
-            if consumer is not None:
-                after = max(after, self.delay[consumer] + tail[consumer])
-            tail[op] = self.duration[op] + after
-        return tail

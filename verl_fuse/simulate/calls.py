@@ -3,12 +3,12 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.model import Batch
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import mean_batch, replica_count, replica_layout
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost
 from verl_fuse.spec.arrays import Ints
-from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.workload import Call, Workload
@@ -22,10 +22,10 @@ def call_batch(workload: Workload, call: Call, plan: CallPlan, lengths: Ints, op
     return Batch.padded(lengths, max(1, -(-len(lengths) // parts)))
 
 
-def infer_seconds(workload: Workload, call: Call, plan: CallPlan, cost: CostModel, batch: Batch) -> float:
+def infer_seconds(workload: Workload, call: Call, plan: CallPlan, cost: AnalyticCost, batch: Batch) -> float:
     """Return the seconds of one forward call over the batch, and of loading weights from host memory first."""
     model, entropy = workload.model(call.role), with_entropy(call)
-    seconds = cost.infer(model, plan.layout, plan.mesh, batch, plan.microbatches, entropy=entropy)
+    seconds = cost.infer(model, plan.layout, batch, plan.microbatches, entropy=entropy)
     return seconds + _loading(workload, call, plan, cost)
 
 
@@ -35,21 +35,19 @@ def with_entropy(call: Call) -> bool:
 
 
 def train_seconds(
-    workload: Workload, call: Call, plan: CallPlan, cost: CostModel, batch: Batch, options: SimulationOptions
+    workload: Workload, call: Call, plan: CallPlan, cost: AnalyticCost, batch: Batch, options: SimulationOptions
 ) -> float:
     """Return the seconds of all epochs of one train call."""
     model = workload.model(call.role)
-    once = cost.train(
-        model, plan.layout, plan.mesh, batch, workload.minibatches, plan.microbatches, recompute=options.recompute
-    )
+    once = cost.train(model, plan.layout, batch, workload.minibatches, plan.microbatches, recompute=options.recompute)
     return workload.epochs * once + 2 * _loading(workload, call, plan, cost)
 
 
-def _loading(workload: Workload, call: Call, plan: CallPlan, cost: CostModel) -> float:
+def _loading(workload: Workload, call: Call, plan: CallPlan, cost: AnalyticCost) -> float:
     return cost.offload(cost.memory(workload.model(call.role), call.kind, plan.layout).model) if plan.offload else 0.0
 
 
-def is_dedicated(cost: CostModel, options: SimulationOptions) -> bool:
+def is_dedicated(cost: AnalyticCost, options: SimulationOptions) -> bool:
     """Tell whether replicas have devices of their own."""
     return not cost.cluster.device.is_cpu if options.dedicated is None else options.dedicated
 
@@ -59,7 +57,7 @@ def freed_inference(
     workload: Workload,
     calls: tuple[Call, ...],
     plan: Plan,
-    cost: CostModel,
+    cost: AnalyticCost,
     options: SimulationOptions,
     micro_group: int,
 ) -> InferenceWork:
@@ -85,9 +83,9 @@ def freed_inference(
         per_square += squares
         per_token += (replicas * stock - squares * batch.squares) / batch.tokens
         slice_layout = layout if layout.fault(model) is None else Layout(dp=layout.devices)
-        mesh, entropy = Mesh(0, layout.devices), with_entropy(call)
-        slice_seconds += cost.infer(model, slice_layout, mesh, group, 1, entropy=entropy)
-        last_seconds += cost.infer(model, slice_layout, mesh, one, 1, entropy=entropy)
+        entropy = with_entropy(call)
+        slice_seconds += cost.infer(model, slice_layout, group, 1, entropy=entropy)
+        last_seconds += cost.infer(model, slice_layout, one, 1, entropy=entropy)
         weights += cost.memory(model, "infer", slice_layout).weights
     group_work = per_token * group.tokens + per_square * group.squares
     return InferenceWork(
@@ -101,7 +99,7 @@ def freed_inference(
     )
 
 
-def _spare(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> float:
+def _spare(workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions) -> float:
     """Return the bytes of a device that neither the rollout nor training keeps."""
     trains = [(call, plan.call(call.name)) for call in workload.calls if call.kind == "train"]
     kept = sum(
@@ -111,7 +109,7 @@ def _spare(workload: Workload, plan: Plan, cost: CostModel, options: SimulationO
 
 
 def streaming_factor(
-    workload: Workload, calls: tuple[Call, ...], plan: Plan, cost: CostModel, options: SimulationOptions
+    workload: Workload, calls: tuple[Call, ...], plan: Plan, cost: AnalyticCost, options: SimulationOptions
 ) -> float:
     """Return the ratio of inference work in micro-groups to the work in one call for the whole batch, both on all
     devices.
@@ -125,14 +123,14 @@ def streaming_factor(
         layout, mesh = placed.layout, placed.mesh
         groups = max(1, workload.sequences // (-(-options.micro_group // layout.dp) * layout.dp))
         passes = sum(cost.stage_seconds(model, layout, batch.split(groups * layout.dp)))
-        beside = cost.infer(model, layout, mesh, batch.split(groups), 1) - passes
+        beside = cost.infer(model, layout, batch.split(groups), 1) - passes
         grouped += groups * (passes + beside / mesh.size)
-        whole += cost.infer(model, layout, mesh, batch, placed.microbatches)
+        whole += cost.infer(model, layout, batch, placed.microbatches)
     return grouped / whole
 
 
 @lru_cache(maxsize=256)
-def migration_cost(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> MigrationCost:
+def migration_cost(workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions) -> MigrationCost:
     """Return the cost of moving the long tail. Transfer goes over the network between nodes, or inside a node where one
     node has all replicas."""
     layout = replica_layout(plan.call("actor_generate").layout)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import require_method
 from verl_fuse.simulate.decided import SimulatedPolicy
@@ -56,7 +56,7 @@ class StrategyResult:
 
 def compare(
     workload: Workload,
-    cost: CostModel,
+    cost: AnalyticCost,
     strategies: Sequence[str] | None = None,
     seeds: int = 8,
     plan: Plan | None = None,
@@ -78,7 +78,7 @@ class Comparison:
     def __init__(
         self,
         workload: Workload,
-        cost: CostModel,
+        cost: AnalyticCost,
         strategies: Sequence[str] | None = None,
         seeds: int = 8,
         plan: Plan | None = None,
@@ -88,8 +88,6 @@ class Comparison:
         policies: Mapping[str, SimulatedPolicy] = MappingProxyType({}),
         without: Collection[str] = (),
     ) -> None:
-        if seeds < 1:
-            raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
         if plan is not None:
             plan.check(workload, cost.cluster)
         elif "realloc" in {part for name in strategies or () for part in name.split("+")}:

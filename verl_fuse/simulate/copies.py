@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.model import Batch
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.calls import is_dedicated
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.replicas import mean_batch, replica_count
+from verl_fuse.simulate.replicas import devices_each, mean_batch, replicas_of
 from verl_fuse.simulate.streamed import StreamedTail, StreamedUpdate
-from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.plan import Plan
@@ -25,7 +25,7 @@ from verl_fuse.spec.workload import Workload
 
 
 def update_of(
-    workload: Workload, plan: Plan, cost: CostModel, features: frozenset[str], options: SimulationOptions
+    workload: Workload, plan: Plan, cost: AnalyticCost, features: frozenset[str], options: SimulationOptions
 ) -> StreamedUpdate | None:
     """Return the update under these features where it is trained in copies, else None."""
     if "copies" not in features or why_not(workload, plan, cost, options):
@@ -39,7 +39,7 @@ def update_of(
 def notes_of(
     workload: Workload,
     plan: Plan,
-    cost: CostModel,
+    cost: AnalyticCost,
     features: frozenset[str],
     options: SimulationOptions,
     tail: StreamedTail | None,
@@ -50,7 +50,7 @@ def notes_of(
     if tail is None:
         yield str(why_not(workload, plan, cost, options))
         return
-    yield f"a copy of the actor on each replica: actor_rollout_ref.actor.fsdp_config.fsdp_size={_devices(plan)}"
+    yield f"a copy of the actor on each replica: actor_rollout_ref.actor.fsdp_config.fsdp_size={devices_each(plan)}"
     if "stream" in features and _waits_for_reference(workload, features):
         yield "a group is trained on after its reference log-probs: with interstage (stream+interstage)"
     elif "stream" in features:
@@ -62,15 +62,15 @@ def _waits_for_reference(workload: Workload, features: frozenset[str]) -> bool:
 
 
 @lru_cache(maxsize=256)
-def why_not(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> str | None:
+def why_not(workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions) -> str | None:
     """Return the reason why the update of this workload is not streamed, or None."""
     if workload.critic is not None:
         return "an advantage needs the whole batch: nothing is streamed with a critic"
     if workload.epochs * workload.minibatches > 1:
         return "several updates a step: nothing is streamed"
-    if _replicas(plan) == 1:
+    if replicas_of(plan) == 1:
         return "one replica: no device is free before generation ends"
-    devices = _devices(plan)
+    devices = devices_each(plan)
     if _microbatches(workload, plan, cost, options) is None:
         held = held_bytes(workload.actor, devices, cost)
         return (
@@ -81,7 +81,7 @@ def why_not(workload: Workload, plan: Plan, cost: CostModel, options: Simulation
     return None
 
 
-def held_bytes(model: Model, devices: int, cost: CostModel) -> float:
+def held_bytes(model: Model, devices: int, cost: AnalyticCost) -> float:
     """Return the bytes on one of the `devices` of a replica between two calls, activations not counted."""
     memory = cost.memory(model, "train", _copy(devices))
     # Sums that wait are as large as gradients.
@@ -89,17 +89,17 @@ def held_bytes(model: Model, devices: int, cost: CostModel) -> float:
 
 
 @lru_cache(maxsize=256)
-def streamed_update(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> StreamedUpdate:
+def streamed_update(workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions) -> StreamedUpdate:
     """Return the training in copies, for a workload of which `why_not` returns None; replicas that are done are
     released."""
     microbatches = _microbatches(workload, plan, cost, options)
     if microbatches is None:
         raise FuseError(str(why_not(workload, plan, cost, options)))
-    model, devices, replicas = workload.actor, _devices(plan), _replicas(plan)
+    model, devices, replicas = workload.actor, devices_each(plan), replicas_of(plan)
     layout, share = _copy(devices), mean_batch(workload).split(replicas)
 
     def seconds(batch: Batch) -> float:
-        passes = cost.train(model, layout, Mesh(0, devices), batch, 1, microbatches, recompute=options.recompute)
+        passes = cost.train(model, layout, batch, 1, microbatches, recompute=options.recompute)
         return (1 - workload.zero_gradient) * (passes - cost.update(model, layout))
 
     squares = (seconds(replace(share, squares=2 * share.squares)) - seconds(share)) / share.squares
@@ -118,18 +118,10 @@ def _copy(devices: int) -> Layout:
     return Layout(dp=devices, shards=devices)
 
 
-def _devices(plan: Plan) -> int:
-    return plan.call("actor_generate").mesh.size // _replicas(plan)
-
-
-def _replicas(plan: Plan) -> int:
-    return plan.replicas or replica_count(plan.call("actor_generate").layout)
-
-
-def _microbatches(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> int | None:
+def _microbatches(workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions) -> int | None:
     """Return the fewest micro-batches of a device's share of the batch that fit beside the held bytes, or None."""
-    devices = _devices(plan)
-    share = mean_batch(workload).split(_replicas(plan) * devices)
+    devices = devices_each(plan)
+    share = mean_batch(workload).split(replicas_of(plan) * devices)
     count = 1
     while True:
         part = share.split(count)

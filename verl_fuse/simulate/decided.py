@@ -192,7 +192,7 @@ class _Play:
         self._moves: list[Move] = []
         self._calls: list[SliceCall] = []
         self._views: list[RolloutView] = []
-        self._moved: list[Ints] = []
+        self._moved = 0
         self._released = math.inf
         self._now = 0.0
 
@@ -265,7 +265,7 @@ class _Play:
         self._routed[list(freed)] = False
         self._moves.append(Move(self._now, paused, tuple(np.flatnonzero(self._routed).tolist())))
         self._state, moved = moved_to(paused, self._routed.copy(), self._now, self._setting.moving)
-        self._moved.append(moved)
+        self._moved += len(moved)
         self._at[moved] = self._state.replica_of[moved]
         self._through = self._state.advance()
         for rank in freed:
@@ -291,15 +291,8 @@ class _Play:
             free[call.replica] = max(free[call.replica], call.end)
         last = inference.last_seconds if self._calls else 0.0
         inferred = max(shared_out(rest, free), float(free.max()), end + last)
-        moved = np.concatenate([np.zeros(0, np.int64), *self._moved])
-        tokens = sum(
-            int((move.paused.requests.prompt[rows] + move.paused.done[rows]).sum())
-            for move, rows in zip(self._moves, self._moved, strict=True)
-        )
-        fused = FusionResult(
-            through, self._moves[0].time if self._moves else end, min(self._released, end), end, inferred,
-            np.flatnonzero(self._routed), len(moved), tokens,
-        )  # fmt: skip
+        survivors = np.flatnonzero(self._routed)
+        fused = FusionResult(through, min(self._released, end), end, inferred, survivors, self._moved)
         responses: dict[str, list[int]] = {}
         for sample in self._samples:
             responses.setdefault(sample.group, []).append(sample.response_len)

@@ -5,8 +5,7 @@ Reconstructed from RLHFless (arXiv 2602.22718). Invariants (tests/unit/simulate/
 - every request stands in exactly one queue, the samples of a prompt in the same one, and each prompt is prefilled once
   per replica;
 - a replica is cut at most once, and its rest goes only to replicas that still run;
-- a replica holds its devices from the start until its last request has finished or left;
-- inference on devices that replicas have given back is work-conserving: no device idles while a finished sample waits.
+- a replica holds its devices from the start until its last request has finished or left.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.rollout import Requests, RolloutState
-from verl_fuse.simulate.tail import InferenceWork
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
 
@@ -76,6 +74,12 @@ def shared_prefixes(prompt: Ints, group: Ints, queues: list[Ints]) -> Ints:
     cached = np.maximum(prompt - 1, 0)
     cached[order[first]] = 0
     return cached
+
+
+def begin(lengths: DrawnLengths, timing: ReplicaTiming, queues: list[Ints]) -> RolloutState:
+    """Begin the rollout of a step; each prompt is prefilled once per replica."""
+    cached = shared_prefixes(lengths.prompt, lengths.group, queues)
+    return RolloutState.begin(Requests.of(lengths.prompt, lengths.response, cached), timing, queues)
 
 
 def cut_and_migrate(rollout: RolloutState, fraction: float, latency: float) -> ElasticResult:
@@ -146,41 +150,11 @@ def _hand_over(
     return later, len(moving)
 
 
-def infer_on_freed(run: ElasticResult, replicas: int, inference: InferenceWork) -> tuple[float, float]:
-    """Run inference on the devices of replicas that are done, and of the `replicas` that never ran, while others still
-    generate; then on all devices.
-
-    When it ends, and replica-seconds in which devices loaded models or computed before generation ended. For devices
-    that replicas do not share (`InferenceWork.dedicated`), without headroom.
-    """
-    end = run.seconds
-    given_up = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))])
-    releases = given_up + inference.load_seconds
-    order = np.argsort(run.rollout.finish)
-    finish, work = run.rollout.finish[order], inference.work(run.rollout.requests)[order]
-
-    def done(times: Floats) -> Floats:
-        """Work that could be done until then."""
-        return np.maximum(0.0, times[:, None] - releases).sum(axis=1) / inference.slice_factor
-
-    # Work that is ready at some time was not begun before: the most demanding of these times decides.
-    left = np.cumsum(work[::-1])[::-1]
-    latest = float((done(finish) + left).max())
-    late = max(0.0, latest - float(done(np.array([end]))[0]))
-    inferred = end + late / replicas
-    last = inference.last_seconds if work.any() else 0.0
-    loading = float(np.clip(end - given_up, 0.0, inference.load_seconds).sum())
-    return max(inferred, end + last), loading + float(work.sum() - late) * inference.slice_factor
-
-
 def run_elastic(
     lengths: DrawnLengths, timing: ReplicaTiming, assignment: ReplicaAssignment, options: SimulationOptions
 ) -> ElasticResult:
     """Assign by predicted lengths, generate the real ones."""
-    queues = queues_of(assignment, lengths.predicted, lengths.group)
-    cached = shared_prefixes(lengths.prompt, lengths.group, queues)
-    requests = Requests.of(lengths.prompt, lengths.response, cached)
-    rollout = RolloutState.begin(requests, timing, queues)
+    rollout = begin(lengths, timing, queues_of(assignment, lengths.predicted, lengths.group))
     return cut_and_migrate(rollout, assignment.fraction, options.migration_latency)
 
 

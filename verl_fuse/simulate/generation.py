@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.simulate.calls import freed_inference, migration_cost
 from verl_fuse.simulate.decided import (
     Move,
@@ -27,10 +27,10 @@ from verl_fuse.simulate.decided import (
     uid_of,
 )
 from verl_fuse.simulate.draw import DrawnLengths, draw
-from verl_fuse.simulate.elastic import ReplicaAssignment, best_assignment, run_elastic, shared_prefixes
+from verl_fuse.simulate.elastic import ReplicaAssignment, begin, best_assignment, run_elastic
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.replicas import replica_count, replica_timing
-from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
+from verl_fuse.simulate.replicas import devices_each, replica_timing, replicas_of
+from verl_fuse.simulate.rollout import round_robin
 from verl_fuse.simulate.streamed import NO_INFERENCE, StreamedTail, StreamedUpdate, streamed_tail
 from verl_fuse.simulate.tail import FusionResult, InferenceWork, migrated, trigger_time
 from verl_fuse.simulate.tail import unmigrated as without_migration
@@ -65,16 +65,11 @@ class GenerationResult:
     streamed: StreamedTail | None = None
     slices: tuple[SliceCall, ...] | None = None
 
-    @property
-    def paused(self) -> RolloutState | None:
-        """Return the rollout when the tail first moved."""
-        return self.moves[0].paused if self.moves else None
-
 
 def generate(
     workload: Workload,
     plan: Plan,
-    cost: CostModel,
+    cost: AnalyticCost,
     features: frozenset[str],
     lengths: DrawnLengths,
     calls: tuple[Call, ...],
@@ -89,9 +84,7 @@ def generate(
         return _decided(workload, plan, cost, lengths, calls, replace(options, acceptance=None), policy)
     if "speculation" not in features:
         options = replace(options, acceptance=None)
-    generate_plan = plan.call("actor_generate")
-    timing = replica_timing(workload, generate_plan, cost, options)
-    replicas = plan.replicas or replica_count(generate_plan.layout)
+    timing, replicas = replica_timing(workload, plan.call("actor_generate"), cost, options), replicas_of(plan)
     poll = options.fuse_poll if features else options.stock_poll
     elastic = "scaling" in features
 
@@ -101,8 +94,7 @@ def generate(
 
     if "interstage" in features and replicas > 1:
         chosen, inference = chosen_threshold(workload, plan, cost, elastic, calls, options, update)
-        requests, queues = _dealt(lengths, replicas, elastic)
-        begun = RolloutState.begin(requests, timing, queues)
+        begun = begin(lengths, timing, _dealt(lengths, replicas, elastic))
         through = begun.advance()
         if chosen.threshold:
             time = trigger_time(through, chosen.threshold)
@@ -122,8 +114,7 @@ def generate(
         fused = without_migration(run.rollout, NO_INFERENCE)
         return result(fused, run.seconds, float(run.ends.sum()))
     else:
-        requests, queues = _dealt(lengths, replicas, elastic)
-        through = RolloutState.begin(requests, timing, queues).advance()
+        through = begin(lengths, timing, _dealt(lengths, replicas, elastic)).advance()
     held = float(through.clocks.sum()) if elastic else replicas * seen_at(through.seconds, poll)
     return result(without_migration(through, NO_INFERENCE), through.seconds, held)
 
@@ -132,7 +123,7 @@ def generate(
 def chosen_threshold(
     workload: Workload,
     plan: Plan,
-    cost: CostModel,
+    cost: AnalyticCost,
     elastic: bool,
     calls: tuple[Call, ...],
     options: SimulationOptions,
@@ -141,12 +132,10 @@ def chosen_threshold(
     """Choose the threshold, survivors and size of micro-groups for this workload and an `update` that is streamed, on
     draws of its own."""
     rng = np.random.default_rng(20240913)
-    generate_plan = plan.call("actor_generate")
-    replicas = plan.replicas or replica_count(generate_plan.layout)
-    timing = replica_timing(workload, generate_plan, cost, options)
+    timing, replicas = replica_timing(workload, plan.call("actor_generate"), cost, options), replicas_of(plan)
     drawn = [draw(workload, rng, options.predictability) for _ in range(THRESHOLD_BATCHES)]
-    dealt, groups = [_dealt(lengths, replicas, elastic) for lengths in drawn], [lengths.group for lengths in drawn]
-    begun = [RolloutState.begin(requests, timing, queues) for requests, queues in dealt]
+    begun = [begin(lengths, timing, _dealt(lengths, replicas, elastic)) for lengths in drawn]
+    groups = [lengths.group for lengths in drawn]
     moving = migration_cost(workload, plan, cost, options)
     most = max(options.micro_group, workload.sequences // replicas)
     found = []
@@ -169,32 +158,30 @@ def chosen_assignment(
 def _decided(
     workload: Workload,
     plan: Plan,
-    cost: CostModel,
+    cost: AnalyticCost,
     lengths: DrawnLengths,
     calls: tuple[Call, ...],
     options: SimulationOptions,
     policy: SimulatedPolicy,
 ) -> GenerationResult:
     """Run the rollout with a policy that assigns prompts, frees replicas and chooses their inference."""
-    generate_plan = plan.call("actor_generate")
-    timing = replica_timing(workload, generate_plan, cost, options)
-    replicas = plan.replicas or replica_count(generate_plan.layout)
+    timing, replicas = replica_timing(workload, plan.call("actor_generate"), cost, options), replicas_of(plan)
     # The stages that a lane of slices computes are those of the trainer; a reward model's scores are beside them.
     stages: tuple[Stage, ...] = tuple(
         stage for stage in STAGES if any(CALL_STAGES[call.name] == stage for call in calls)
     )
     dealt = round_robin(len(lengths.group), replicas)
-    views = replica_views(_begun(lengths, timing, dealt))
+    views = replica_views(begin(lengths, timing, dealt))
 
     def run() -> SimulatedRun:
         chosen, _ = chosen_threshold(workload, plan, cost, False, calls, options)
-        return SimulatedRun(views, generate_plan.mesh.size // replicas, stages, chosen.threshold if replicas > 1 else 0)
+        return SimulatedRun(views, devices_each(plan), stages, chosen.threshold if replicas > 1 else 0)
 
     asked, prompts = policy.begin_step(run), prompts_of(lengths.group)
     if predictions := asked.predict(prompts):
         prompts = [replace(one, prediction=found) for one, found in zip(prompts, predictions, strict=True)]
     homes = asked.assign(prompts, views, {})
-    begun = _begun(lengths, timing, dealt if homes is None else _queues(lengths.group, homes, replicas))
+    begun = begin(lengths, timing, dealt if homes is None else _queues(lengths.group, homes, replicas))
     inference = freed_inference(workload, calls, plan, cost, options, options.micro_group)
     moving = migration_cost(workload, plan, cost, options)
 
@@ -208,11 +195,6 @@ def _decided(
     return GenerationResult(found.fused, found.moves, found.seen, inferred, replicas, held, None, found.calls)
 
 
-def _begun(lengths: DrawnLengths, timing: ReplicaTiming, queues: list[Ints]) -> RolloutState:
-    cached = shared_prefixes(lengths.prompt, lengths.group, queues)
-    return RolloutState.begin(Requests.of(lengths.prompt, lengths.response, cached), timing, queues)
-
-
 def _queues(group: Ints, homes: Mapping[str, int], replicas: int) -> list[Ints]:
     """Return the requests of each replica: where their prompts were assigned to, the others where the fewest are."""
     queues: list[list[int]] = [[] for _ in range(replicas)]
@@ -222,14 +204,11 @@ def _queues(group: Ints, homes: Mapping[str, int], replicas: int) -> list[Ints]:
     return [np.array(queue, np.int64) for queue in queues]
 
 
-def _dealt(lengths: DrawnLengths, replicas: int, by_prompt: bool) -> tuple[Requests, list[Ints]]:
-    """Return the requests and their queues: one by one as verl deals them, or the samples of a prompt together."""
-    queues = (
-        [np.flatnonzero(lengths.group % replicas == r) for r in range(replicas)]
-        if by_prompt
-        else round_robin(len(lengths.group), replicas)
-    )
-    return Requests.of(lengths.prompt, lengths.response, shared_prefixes(lengths.prompt, lengths.group, queues)), queues
+def _dealt(lengths: DrawnLengths, replicas: int, by_prompt: bool) -> list[Ints]:
+    """Return the requests of each replica: one by one as verl deals them, or the samples of a prompt together."""
+    if by_prompt:
+        return [np.flatnonzero(lengths.group % replicas == r) for r in range(replicas)]
+    return round_robin(len(lengths.group), replicas)
 
 
 def _ends(fused: FusionResult, until: float) -> Floats:

@@ -1,13 +1,12 @@
 """Lists the assumptions of a simulated step about the software beside the models and the cluster."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import bounded
+from verl_fuse.spec.block import bounded, read_block
 from verl_fuse.spec.composed import ROLLOUT
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.step import VERL_POLL_INTERVAL
@@ -15,20 +14,13 @@ from verl_fuse.spec.step import VERL_POLL_INTERVAL
 # No strategy: beside `zero_gradient` and `old_log_prob`, metrics are verl's (fuse.update.metrics=stock), which need a
 # forward pass of every sample.
 STOCK_METRICS = "stock_metrics"
+_FEATURES = (
+    *("observe", "streaming", "interstage", "pipeline", "realloc", "scaling", "speculation"),
+    *("zero_gradient", "old_log_prob", "values", "share_prompts", "response_logits"),
+)
 SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "stock": frozenset(),
-    "observe": frozenset({"observe"}),
-    "streaming": frozenset({"streaming"}),
-    "interstage": frozenset({"interstage"}),
-    "pipeline": frozenset({"pipeline"}),
-    "realloc": frozenset({"realloc"}),
-    "scaling": frozenset({"scaling"}),
-    "speculation": frozenset({"speculation"}),
-    "zero_gradient": frozenset({"zero_gradient"}),
-    "old_log_prob": frozenset({"old_log_prob"}),
-    "values": frozenset({"values"}),
-    "share_prompts": frozenset({"share_prompts"}),
-    "response_logits": frozenset({"response_logits"}),
+    **{name: frozenset({name}) for name in _FEATURES},
     "copies": frozenset({"old_log_prob", "copies"}),
     "stream": frozenset({"old_log_prob", "copies", "stream"}),
     "placement": frozenset({"placement"}),
@@ -45,7 +37,7 @@ plan given replaces the stock placement."""
 @dataclass(frozen=True)
 class SimulationOptions:
     """Defaults are the same as in verl 0.9.1 (rollout config, V1 trainer) unless a field's comment gives another
-    source."""
+    source. `read_block` checks values of users."""
 
     # The trainer: "fsdp" or "megatron"; None: whichever is faster, call by call.
     engine: Literal["fsdp", "megatron"] | None = None
@@ -67,7 +59,7 @@ class SimulationOptions:
     # Seconds from the decision to migrate until a moved request is in its new queue; assumed.
     migration_latency: float = field(default=0.1, metadata=bounded(0.0))
     # "auto": whichever of prefilling again and moving the KV cache is faster.
-    migration: str = "auto"
+    migration: Literal["auto", "prefill", "transfer"] = "auto"
     # Share of a generating replica that inference may use without slowing it; 0 unless measured.
     headroom: float = field(default=0.0, metadata=bounded(0.0, 1.0))
     # Replicas have devices of their own. None: yes, except on CPUs, whose cores all processes share.
@@ -84,19 +76,6 @@ class SimulationOptions:
     # Method of the fused pipeline schedule (verl_fuse/schedule/methods.py).
     schedule: str = "greedy"
 
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            low, high = (entry.metadata.get(name) for name in ("minimum", "maximum"))
-            value = getattr(self, entry.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise FuseError(f"options.{entry.name}={value!r}: needs a finite number")
-            if value is None:
-                continue
-            if (low is not None and not value >= low) or (high is not None and not value <= high):
-                raise FuseError(f"options.{entry.name}={value!r}: needs {low} to {'any' if high is None else high}")
-        if self.migration not in ("auto", "prefill", "transfer"):
-            raise FuseError(f"options.migration={self.migration!r}: allowed: auto, prefill, transfer")
-
 
 def of_plan(options: SimulationOptions, plan: Plan) -> SimulationOptions:
     """Return the options with what a plan's overrides say of the rollout, where the options have their defaults."""
@@ -106,7 +85,7 @@ def of_plan(options: SimulationOptions, plan: Plan) -> SimulationOptions:
         if (value := plan.overrides.get(f"{ROLLOUT}.{key}")) is not None
         and getattr(options, name) == getattr(SimulationOptions(), name)
     }
-    return replace(options, **planned) if planned else options
+    return read_block(SimulationOptions, {**asdict(options), **planned}, "options") if planned else options
 
 
 def features_of(strategy: str, named: Mapping[str, str] = MappingProxyType({})) -> frozenset[str]:

@@ -9,8 +9,9 @@ Invariants (tests/unit/simulate/test_pipeline.py):
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.memory import held_activations
-from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.model import Batch
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.simulate.options import SimulationOptions
@@ -30,28 +31,27 @@ SOLVED_PAIRS = 3
 @dataclass(frozen=True)
 class FusedTraining:
     """`plan` with the train layouts to use; `ratio`: fused over serial seconds of the passes, optimizer steps left out.
-    `seconds` and `serial_seconds`: all of training for a batch of mean lengths. `reason` tells why nothing is fused."""
+    `seconds`: all of training for a batch of mean lengths. `reason` tells why nothing is fused."""
 
     plan: Plan
     ratio: float
     seconds: float
-    serial_seconds: float
     reason: str = ""
     problem: ScheduleProblem | None = None
 
 
 @lru_cache(maxsize=256)
-def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> FusedTraining:
+def fused_training(workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions) -> FusedTraining:
     """Return the fastest fused schedule over pairs of train layouts, or the plan as it is.
 
     One mini-batch of mean lengths is solved; its ratio holds for all, because lengths scale both schedules alike.
     """
     calls = {call.role: call for call in workload.calls if call.kind == "train"}
     if "critic" not in calls:
-        return FusedTraining(plan, 1.0, 0.0, 0.0, f"{workload.algorithm} trains no critic")
+        return FusedTraining(plan, 1.0, 0.0, f"{workload.algorithm} trains no critic")
     now = tuple(plan.call(calls[role].name) for role in ("actor", "critic"))
     if now[0].mesh != now[1].mesh or now[0].mesh.size != cost.cluster.devices:
-        return FusedTraining(plan, 1.0, 0.0, 0.0, "actor and critic do not both train on all devices")
+        return FusedTraining(plan, 1.0, 0.0, "actor and critic do not both train on all devices")
     choices = {role: compute_options(workload, call, cost, options) for role, call in calls.items()}
     known = {pair[0]: pair[1] for found in choices.values() for pair in found}
     serial = sum(known.get(call, float("inf")) for call in now)
@@ -62,7 +62,7 @@ def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Sim
         if not unfusable(actor, critic)
         for serial_seconds in [actor_seconds + critic_seconds]
     ]
-    best = FusedTraining(plan, 1.0, serial, serial, "no two train layouts share pipeline ranks")
+    best = FusedTraining(plan, 1.0, serial, "no two train layouts share pipeline ranks")
     for bound, both, actor, critic in sorted(pairs, key=lambda pair: pair[:2])[:SOLVED_PAIRS]:
         if bound >= best.seconds:
             break
@@ -77,7 +77,7 @@ def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Sim
         fixed = _updates(workload, (actor, critic), cost)
         seconds = fixed + ratio * (both - fixed)
         if seconds < best.seconds:
-            best = FusedTraining(_with(workload, plan, (actor, critic), calls), ratio, seconds, serial, "", problem)
+            best = FusedTraining(_with(workload, plan, (actor, critic), calls), ratio, seconds, "", problem)
         elif best.ratio == 1.0:
             best = replace(best, reason="no fused schedule is faster than the serial one in its best layouts")
     return best
@@ -98,7 +98,7 @@ def unfusable(actor: CallPlan, critic: CallPlan) -> str:
 
 
 def fused_problem(
-    workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions
+    workload: Workload, actor: CallPlan, critic: CallPlan, cost: AnalyticCost, options: SimulationOptions
 ) -> ScheduleProblem:
     """Describe one mini-batch on one group of ranks: the deeper model once, the other model in copies that run against
     its direction. Times in seconds."""
@@ -118,7 +118,7 @@ def fused_problem(
 
 
 def activation_room(
-    workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions
+    workload: Workload, actor: CallPlan, critic: CallPlan, cost: AnalyticCost, options: SimulationOptions
 ) -> float:
     """Return the bytes that both models leave on a device for activations held from forward to backward; the other
     needs of a running micro-batch count once, whichever model runs."""
@@ -139,7 +139,7 @@ def _micro_batch(workload: Workload, call: CallPlan) -> tuple[Model, Batch]:
 
 
 def _stages(
-    workload: Workload, call: CallPlan, cost: CostModel, options: SimulationOptions
+    workload: Workload, call: CallPlan, cost: AnalyticCost, options: SimulationOptions
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Forward and backward seconds of each stage for one micro-batch."""
     model, part = _micro_batch(workload, call)
@@ -149,7 +149,9 @@ def _stages(
     )
 
 
-def _bound(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions) -> float:
+def _bound(
+    workload: Workload, actor: CallPlan, critic: CallPlan, cost: AnalyticCost, options: SimulationOptions
+) -> float:
     """Return the least time of a schedule of this pair: the busiest rank's work, and each model alone."""
     updates = workload.epochs * workload.minibatches
     both = [[f + b for f, b in zip(*_stages(workload, call, cost, options), strict=True)] for call in (actor, critic)]
@@ -158,7 +160,7 @@ def _bound(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostMode
     return updates * max(*alone, busiest) + _updates(workload, (actor, critic), cost)
 
 
-def _updates(workload: Workload, calls: tuple[CallPlan, CallPlan], cost: CostModel) -> float:
+def _updates(workload: Workload, calls: tuple[CallPlan, CallPlan], cost: AnalyticCost) -> float:
     """Return the seconds of all gradient reductions and optimizer steps, which are not fused."""
     models = (workload.actor, workload.model("critic"))
     once = sum(cost.update(model, call.layout) for model, call in zip(models, calls, strict=True))
@@ -171,10 +173,9 @@ def _with(workload: Workload, plan: Plan, trains: tuple[CallPlan, CallPlan], cal
     for call in workload.calls:
         old = plan.call(call.name)
         train = calls.get(call.role)
-        if call.kind == "infer" and train and (old.mesh, old.layout) == _placement(plan.call(train.name)):
+        if call.kind != "infer" or train is None:
+            continue
+        trained = plan.call(train.name)
+        if (old.mesh, old.layout) == (trained.mesh, trained.layout):
             new[call.name] = as_inference(workload, call, new[train.name])
     return replace(plan, calls=tuple(new.get(call.call, call) for call in plan.calls))
-
-
-def _placement(call: CallPlan):
-    return call.mesh, call.layout

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_layout
@@ -27,7 +27,7 @@ GENERATE, VALUES_CALL, CRITIC_TRAIN = "actor_generate", "critic_infer", "critic_
 
 
 @lru_cache(maxsize=64)
-def placements(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> tuple[Plan, ...]:
+def placements(workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions) -> tuple[Plan, ...]:
     """Return the plans in which the critic is apart: on the devices of 1, 2, 4, ... replicas."""
     if workload.critic is None:
         return ()
@@ -59,7 +59,7 @@ def deferred(tasks: Sequence[Task]) -> list[Task]:
     return [*by_name.values(), replace(train, after=(*train.after, sync.name))]
 
 
-def _placed(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions, size: int) -> Plan | None:
+def _placed(workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions, size: int) -> Plan | None:
     """Return the plan with the critic on the last `size` of the devices that generate; None where it does not fit
     there, or the replicas left do not fit a layout."""
     generate = plan.call(GENERATE)

@@ -11,7 +11,7 @@ shorter one has tokens.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -21,6 +21,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.simulate.drafts import with_drafts
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.rollout import Requests, RolloutState
+from verl_fuse.simulate.saving import SCORE_STAGES, Saving
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost
 from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
@@ -28,9 +29,7 @@ from verl_fuse.spec.arrays import Floats, Ints, nonnegative_fit
 from verl_fuse.spec.timeline import (
     ADVANTAGE,
     GENERATION,
-    INFERENCE_STAGES,
     REPLICA,
-    REWARD,
     STEP,
     STREAM_UPDATE,
     UPDATE_ACTOR,
@@ -39,8 +38,6 @@ from verl_fuse.spec.timeline import (
     Timeline,
 )
 from verl_fuse.timeline.tracks import number, role, totals
-
-SCORE_STAGES = (REWARD, *INFERENCE_STAGES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,22 +180,6 @@ def fit_decode(recorded: ReplayedStep) -> DecodeFit:
 
 
 @dataclass(frozen=True)
-class Saving:
-    """The saving of a feature in seconds a step, and as a share of the paid device-seconds. `note`: how, or why
-    nothing; `replayed`: it comes from a replayed generation, and is as wrong as that; `stages`: the share of a stage's
-    seconds that it leaves nothing of for other features; not `known`: the run lacks what would tell it; `on`: the run
-    had the feature."""
-
-    note: str
-    seconds: float = 0.0
-    device_share: float = 0.0
-    replayed: bool = False
-    stages: Mapping[str, float] = field(default_factory=dict)
-    known: bool = True
-    on: bool = False
-
-
-@dataclass(frozen=True)
 class Recording:
     """A recorded run, replayed. By step: the step, its decode times, and its rollout before and after generation.
     `seconds` and `stages` are means over the steps; `on` are the features that the run is known to have had on,
@@ -225,16 +206,16 @@ class Recording:
 
     def after(self, saving: Saving) -> "Recording":
         """Return the run as it would have been with a feature on."""
-        left = {name: 1 - share for name, share in saving.stages.items()}
-        steps = [
-            replace(step, stages={name: seconds * left.get(name, 1.0) for name, seconds in step.stages.items()})
-            for step in self.steps
-        ]
+
+        def left(stages: Mapping[str, float]) -> dict[str, float]:
+            return {name: seconds * (1 - saving.stages.get(name, 0.0)) for name, seconds in stages.items()}
+
+        steps = [replace(step, stages=left(step.stages)) for step in self.steps]
         inference = inference_of(steps, self.through, self.dedicated)
         return replace(
             self,
             steps=steps,
-            stages={name: seconds * left.get(name, 1.0) for name, seconds in self.stages.items()},
+            stages=left(self.stages),
             inference=inference,
             threshold=search(ThresholdScan(self.begun, inference, self.moving)),
         )
@@ -250,7 +231,6 @@ class Replay:
     seconds: float
     stages: Mapping[str, float]
     replay_error: float
-    threshold: Threshold
     observed: Saving
     savings: Mapping[str, Saving]
     beside: Callable[[Sequence[str]], Mapping[str, Saving]]
@@ -311,7 +291,6 @@ def replay(
         recording.seconds,
         recording.stages,
         float(np.median(errors)),
-        recording.threshold,
         _observed(steps, options.stock_poll),
         beside(()),
         beside,

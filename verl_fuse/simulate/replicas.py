@@ -4,13 +4,14 @@ import math
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.model import Batch
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.drafts import with_drafts
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.timing import DecodeSeconds, ReplicaTiming
 from verl_fuse.spec.layout import Layout
-from verl_fuse.spec.plan import CallPlan
+from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.workload import Workload
 
 
@@ -25,8 +26,18 @@ def replica_count(layout: Layout) -> int:
     return layout.devices // replica_layout(layout).devices
 
 
+def replicas_of(plan: Plan) -> int:
+    """Return the number of replicas that generate in a plan."""
+    return plan.replicas or replica_count(plan.call("actor_generate").layout)
+
+
+def devices_each(plan: Plan) -> int:
+    """Return the number of devices of each of them."""
+    return plan.call("actor_generate").mesh.size // replicas_of(plan)
+
+
 @lru_cache(maxsize=256)
-def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options: SimulationOptions) -> ReplicaTiming:
+def replica_timing(workload: Workload, call: CallPlan, cost: AnalyticCost, options: SimulationOptions) -> ReplicaTiming:
     """Return the tables of one replica, which drafts where the options give an acceptance; where the longest sequence
     does not fit, a FuseError says how much memory is missing."""
     model, layout = workload.actor, replica_layout(call.layout)

@@ -13,8 +13,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.drafter import FIGURES
-from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.model import Batch
 from verl_fuse.simulate.calls import call_batch, infer_seconds, is_dedicated, streaming_factor, train_seconds
 from verl_fuse.simulate.copies import notes_of, update_of
 from verl_fuse.simulate.decided import SimulatedPolicy
@@ -80,7 +81,7 @@ class StepResult:
 def simulate_step(
     workload: Workload,
     plan: Plan,
-    cost: CostModel,
+    cost: AnalyticCost,
     strategy: str,
     rng: np.random.Generator,
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
@@ -100,7 +101,7 @@ def simulate_step(
 
 @lru_cache(maxsize=64)
 def chosen_placement(
-    workload: Workload, plan: Plan, cost: CostModel, strategy: str, options: SimulationOptions
+    workload: Workload, plan: Plan, cost: AnalyticCost, strategy: str, options: SimulationOptions
 ) -> Plan:
     """Return the plan itself, or the placement of its critic that is fastest on draws of its own."""
 
@@ -114,7 +115,7 @@ def chosen_placement(
 def _simulated(
     workload: Workload,
     plan: Plan,
-    cost: CostModel,
+    cost: AnalyticCost,
     strategy: str,
     rng: np.random.Generator,
     options: SimulationOptions,
@@ -187,12 +188,11 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if "interstage" in features:
-        moved = generation.paused is not None
-        share = np.isnan(generation.paused.finish).mean() if generation.paused is not None else 0.0
-        kept = f"{len(generation.fused.survivors)} of {generation.replicas} replicas kept"
-        notes.append(
-            f"tail of {share:.0%} moved, {kept}" if moved else "no tail is moved: no migration is predicted to gain"
-        )
+        note = "no tail is moved: no migration is predicted to gain"
+        if generation.moves:
+            kept = f"{len(generation.fused.survivors)} of {generation.replicas} replicas kept"
+            note = f"tail of {np.isnan(generation.moves[0].paused.finish).mean():.0%} moved, {kept}"
+        notes.append(note)
     if "scaling" in features and "interstage" not in features:
         notes.append(f"{generation.fused.rollout.replicas} of {generation.replicas} replicas used")
     if generation.slices is not None:
@@ -222,7 +222,7 @@ def _left_out(features: frozenset[str], workload: Workload) -> Iterator[str]:
 def step_tasks(
     workload: Workload,
     plan: Plan,
-    cost: CostModel,
+    cost: AnalyticCost,
     features: frozenset[str],
     lengths: DrawnLengths,
     options: SimulationOptions,
@@ -285,7 +285,8 @@ def step_tasks(
     trains = tuple(call.name for call in workload.calls if call.kind == "train")
     merged = fused is not None and fused.ratio < 1
     trained = {name: "train" if merged else name for name in trains}
-    tasks = [_generate_task(plan, generation, (*dict.fromkeys(trained.values()), UPDATE_WEIGHTS))]
+    before = (*dict.fromkeys(trained.values()), UPDATE_WEIGHTS)
+    tasks = [Task("actor_generate", GENERATION, "generate", (rollout_mesh,), generation.end, after_previous=before)]
     for call in infer:
         call_plan = plan.call(call.name)
         move = _move(workload, call, plan, cost, trained)
@@ -308,12 +309,7 @@ def _scale(seconds: dict[str, float], calls: tuple[Call, ...], total: float) -> 
         seconds[call.name] *= total / before
 
 
-def _generate_task(plan: Plan, generation: GenerationResult, after: tuple[str, ...]) -> Task:
-    call = plan.call("actor_generate")
-    return Task(call.call, GENERATION, "generate", (call.mesh,), generation.end, after_previous=after)
-
-
-def _move(workload: Workload, call: Call, plan: Plan, cost: CostModel, trained: Mapping[str, str]) -> Task | None:
+def _move(workload: Workload, call: Call, plan: Plan, cost: AnalyticCost, trained: Mapping[str, str]) -> Task | None:
     """Return the task that moves the weights that training has changed to the devices of a call; None if the weights
     are there."""
     train = f"{call.role}_train"
@@ -327,7 +323,7 @@ def _move(workload: Workload, call: Call, plan: Plan, cost: CostModel, trained: 
     return Task(f"{call.name} weights", "reallocate", "sync", meshes, seconds, after_previous=(trained[train],))
 
 
-def _sync_task(workload: Workload, plan: Plan, cost: CostModel, trained: str) -> Task:
+def _sync_task(workload: Workload, plan: Plan, cost: AnalyticCost, trained: str) -> Task:
     source, target = plan.call("actor_train"), plan.call("actor_generate")
     seconds = cost.sync(workload.actor, (source.mesh, source.layout), (target.mesh, target.layout))
     return Task(UPDATE_WEIGHTS, UPDATE_WEIGHTS, "sync", (source.mesh, target.mesh), seconds, (trained,))
@@ -343,7 +339,7 @@ def _streamed_task(workload: Workload, plan: Plan, generation: GenerationResult,
 def _train_tasks(
     workload: Workload,
     plan: Plan,
-    cost: CostModel,
+    cost: AnalyticCost,
     batches: Mapping[str, Batch],
     options: SimulationOptions,
     ratio: float | None,

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from verl_fuse.cost.model import CostModel
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.calls import infer_seconds, train_seconds
 from verl_fuse.simulate.draw import draw
@@ -28,7 +28,7 @@ from verl_fuse.spec.workload import Call, CallKind, Workload
 
 
 @lru_cache(maxsize=64)
-def stock_plan(workload: Workload, cost: CostModel, options: SimulationOptions = SimulationOptions()) -> Plan:  # noqa: B008 - frozen
+def stock_plan(workload: Workload, cost: AnalyticCost, options: SimulationOptions = SimulationOptions()) -> Plan:  # noqa: B008 - frozen
     """Return the plan with the fastest layout per call. As in verl, a trained role does its inference in the layout it
     trains in."""
     plans: dict[str, CallPlan] = {}
@@ -50,7 +50,7 @@ def as_inference(workload: Workload, call: Call, train: CallPlan) -> CallPlan:
     return CallPlan(call.name, train.mesh, train.layout, microbatches, train.offload)
 
 
-def layouts(cost: CostModel, model: Model, devices: int, kind: CallKind, engine: str | None) -> Iterator[Layout]:
+def layouts(cost: AnalyticCost, model: Model, devices: int, kind: CallKind, engine: str | None) -> Iterator[Layout]:
     """Yield layouts of so many devices that divide the model. Megatron's and the rollout's: tp within a node, pp and dp
     powers of two; experts, uncut, over 1, 2, 4, ... ranks of a stage, in the rollout over none or the tensor ranks.
     FSDP's, for all other calls: shards over all devices, or over 1, 2, 4, ... nodes. `engine`: that trainer's alone."""
@@ -72,7 +72,7 @@ def layouts(cost: CostModel, model: Model, devices: int, kind: CallKind, engine:
 
 @lru_cache(maxsize=64)
 def compute_options(
-    workload: Workload, call: Call, cost: CostModel, options: SimulationOptions, on: Mesh | None = None
+    workload: Workload, call: Call, cost: AnalyticCost, options: SimulationOptions, on: Mesh | None = None
 ) -> list[tuple[CallPlan, float]]:
     """Return every placement of a train or infer call `on` these devices (None: all) that fits their memory, and its
     seconds for a batch of mean lengths."""
@@ -80,7 +80,9 @@ def compute_options(
     model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
     updates = workload.minibatches if call.kind == "train" else 1
     for layout in layouts(cost, model, mesh.size, call.kind, options.engine):
-        for microbatches in _microbatches(workload.sequences / updates / layout.dp):
+        sequences = max(1, int(workload.sequences / updates / layout.dp))
+        # Powers of two, up to one sequence each.
+        for microbatches in (2**power for power in range(sequences.bit_length())):
             part = batch.split(layout.dp * updates * microbatches)
             memory = cost.memory(
                 model, call.kind, layout, microbatch=part, microbatches=microbatches, recompute=options.recompute
@@ -97,13 +99,8 @@ def compute_options(
     return found
 
 
-def _microbatches(sequences: float) -> list[int]:
-    """Return powers of two, up to one sequence each."""
-    return [2**power for power in range(max(1, int(sequences)).bit_length())]
-
-
 def fastest(
-    workload: Workload, call: Call, cost: CostModel, options: SimulationOptions, on: Mesh | None = None
+    workload: Workload, call: Call, cost: AnalyticCost, options: SimulationOptions, on: Mesh | None = None
 ) -> CallPlan:
     """Return the placement of a train or infer call `on` these devices (None: all) that is fastest for a batch of mean
     lengths."""
@@ -111,7 +108,7 @@ def fastest(
 
 
 @lru_cache(maxsize=64)
-def rollouts(workload: Workload, cost: CostModel, options: SimulationOptions) -> list[tuple[CallPlan, float]]:
+def rollouts(workload: Workload, cost: AnalyticCost, options: SimulationOptions) -> list[tuple[CallPlan, float]]:
     """Return every placement of the rollout on all devices that fits, and its seconds for one batch drawn from the
     lengths; replicas are pipelined only where tensor parallelism alone does not make the model fit."""
     (call,) = (call for call in workload.calls if call.kind == "generate")
@@ -140,7 +137,7 @@ def rollouts(workload: Workload, cost: CostModel, options: SimulationOptions) ->
 
 
 def by_tensor_parallel(
-    workload: Workload, cost: CostModel, options: SimulationOptions
+    workload: Workload, cost: AnalyticCost, options: SimulationOptions
 ) -> dict[int, tuple[CallPlan, float]]:
     """Return the fastest rollout, and its seconds, of each degree of tensor parallelism that fits."""
     found: dict[int, tuple[CallPlan, float]] = {}
@@ -151,7 +148,7 @@ def by_tensor_parallel(
     return dict(sorted(found.items()))
 
 
-def _nowhere(model: Model, call: Call, cost: CostModel, least: float, devices: int) -> FuseError:
+def _nowhere(model: Model, call: Call, cost: AnalyticCost, least: float, devices: int) -> FuseError:
     device = cost.cluster.device
     return FuseError(
         f"{model.name} fits nowhere for {call.name} on {devices} x {device.name} of {device.memory / 2**30:.1f} GiB; "

@@ -14,34 +14,25 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from verl_fuse.simulate.rollout import Requests
-from verl_fuse.simulate.tail import FusionResult, InferenceWork
+from verl_fuse.simulate.tail import FusionResult, InferenceWork, SampleWork
 from verl_fuse.spec.arrays import Floats, Ints
 
 NO_INFERENCE = InferenceWork(0.0)
 
 
 @dataclass(frozen=True)
-class StreamedUpdate:
-    """Training on one sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices, which
-    hold a copy of the model.
+class StreamedUpdate(SampleWork):
+    """Training on a sample, on one replica's devices, which hold a copy of the model.
 
     `end_seconds`: the end of the update once all samples are trained on, in seconds of all replicas: sums of gradients,
     and the optimizer step. `load_seconds` pass on a released replica before it can begin. `when_done`: a replica
     without requests is released; without it only the replicas that a migration frees. `dedicated`: see `InferenceWork`.
     """
 
-    per_token: float
-    per_square: float = 0.0
     end_seconds: float = 0.0
     load_seconds: float = 0.0
     when_done: bool = True
     dedicated: bool = True
-
-    def work(self, requests: Requests) -> Floats:
-        """Return the replica-seconds of each sample."""
-        tokens = requests.tokens.astype(np.float64)
-        return self.per_token * tokens + self.per_square * tokens * tokens
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,21 @@ from verl_fuse.spec.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)
-class InferenceWork:
-    """Work on one finished sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices,
-    all models together.
+class SampleWork:
+    """Work on one sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices."""
+
+    per_token: float
+    per_square: float = 0.0
+
+    def work(self, requests: Requests) -> Floats:
+        """Return the replica-seconds of each sample."""
+        tokens = requests.tokens.astype(np.float64)
+        return self.per_token * tokens + self.per_square * tokens * tokens
+
+
+@dataclass(frozen=True)
+class InferenceWork(SampleWork):
+    """Inference on a finished sample, all models together.
 
     `slice_factor`: how much longer a freed replica takes for micro-groups than all devices together for the whole
     batch, per sample. `load_seconds` pass on a freed replica before it can begin; `last_seconds` is the least time from
@@ -35,8 +47,6 @@ class InferenceWork:
     work that a freed replica could do is then done by the others already.
     """
 
-    per_token: float
-    per_square: float = 0.0
     slice_factor: float = 1.0
     load_seconds: float = 0.0
     last_seconds: float = 0.0
@@ -49,11 +59,6 @@ class InferenceWork:
                 raise FuseError(f"inference {name}={getattr(self, name)}: needs a number >= 0")
         if not self.slice_factor > 0:
             raise FuseError(f"inference slice_factor={self.slice_factor}: needs a number > 0")
-
-    def work(self, requests: Requests) -> Floats:
-        """Return the replica-seconds of each sample."""
-        tokens = requests.tokens.astype(np.float64)
-        return self.per_token * tokens + self.per_square * tokens * tokens
 
 
 @dataclass(frozen=True)
@@ -68,16 +73,14 @@ class MigrationCost:
 @dataclass(frozen=True, eq=False)
 class FusionResult:
     """The outcome of a migration; seconds from the start of the rollout. `survivors` are the replicas that kept
-    generating."""
+    generating, `moved` the number of requests that changed their replica."""
 
     rollout: RolloutState
-    trigger: float
     release: float
     generation_end: float
     inference_end: float
     survivors: Ints
     moved: int
-    moved_tokens: int
 
     @property
     def seconds(self) -> float:
@@ -102,8 +105,7 @@ def unmigrated(through: RolloutState, inference: InferenceWork) -> FusionResult:
     """Return the result without migration: inference after generation, on all replicas."""
     end, work = through.seconds, float(inference.work(through.requests).sum())
     inferred = end + work / through.replicas if work else end
-    every = np.arange(through.replicas)
-    return FusionResult(through, end, end, end, inferred, every, 0, 0)
+    return FusionResult(through, end, end, inferred, np.arange(through.replicas), 0)
 
 
 def migrated(
@@ -128,8 +130,7 @@ def migrated(
         float(paused.replicas),
     )  # fmt: skip
     last = inference.last_seconds if work.any() else 0.0
-    tokens = int((paused.requests.prompt[moved] + paused.done[moved]).sum())
-    return FusionResult(rollout, trigger, release, end, max(inferred, end + last), kept, len(moved), tokens)
+    return FusionResult(rollout, release, end, max(inferred, end + last), kept, len(moved))
 
 
 @njit(cache=True, nogil=True)

@@ -1,7 +1,7 @@
 """Chooses the migration threshold R_t and the number of survivors, by simulating the rollout on drawn lengths.
 
 Invariants (tests/unit/simulate/test_threshold.py):
-- threshold 0 (stock) is always a candidate, and wins unless another is predicted to save `least_gain` of the stage;
+- threshold 0 (stock) is always a candidate, and wins unless another is predicted to save LEAST_GAIN of the stage;
 - the choice is within 3 % of an exhaustive scan on six length distributions.
 """
 
@@ -27,6 +27,7 @@ from verl_fuse.spec.arrays import Ints
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55)
 """Thresholds tried first, as shares of the batch."""
+LEAST_GAIN = 0.01
 REFINEMENTS = 2
 """Refinements around the best threshold found so far."""
 
@@ -40,11 +41,6 @@ class Threshold:
     survivors: int
     seconds: float
     stock_seconds: float
-
-    @property
-    def gain(self) -> float:
-        """Return the predicted share of the stage that is saved."""
-        return 1 - self.seconds / self.stock_seconds
 
 
 class ThresholdScan:
@@ -107,22 +103,18 @@ def best_threshold(
     migration: MigrationCost = MigrationCost(),  # noqa: B008 - frozen
     update: StreamedUpdate | None = None,
     groups: Sequence[Ints] = (),
-    *,
-    least_gain: float = 0.01,
 ) -> Threshold:
     """Choose R_t and the survivors for batches like `draws`, dealt out as verl does; see `ThresholdScan` for `update`
     and `groups`.
 
     Two draws of 4096 samples on 64 replicas take under 100 ms on one core.
     """
-    if replicas < 1:
-        raise FuseError(f"replicas={replicas}: needs a whole number >= 1")
     begun = [RolloutState.begin(draw, timing, round_robin(len(draw), replicas)) for draw in draws]
-    return search(ThresholdScan(begun, inference, migration, update, groups), least_gain)
+    return search(ThresholdScan(begun, inference, migration, update, groups))
 
 
-def search(scan: ThresholdScan, least_gain: float = 0.01) -> Threshold:
-    """Return the best threshold and survivors found on a scan's rollouts; stock unless it gains `least_gain` of the
+def search(scan: ThresholdScan) -> Threshold:
+    """Return the best threshold and survivors found on a scan's rollouts; stock unless it gains LEAST_GAIN of the
     stage."""
     replicas = scan.replicas
     found: dict[tuple[int, int], float] = {}
@@ -135,7 +127,7 @@ def search(scan: ThresholdScan, least_gain: float = 0.01) -> Threshold:
                     found[threshold, survivors] = scan.seconds(threshold, survivors)
         thresholds = _between(found, scan.samples)
     best = min(found, key=found.__getitem__, default=None)
-    if best is None or found[best] > scan.stock_seconds * (1 - least_gain):
+    if best is None or found[best] > scan.stock_seconds * (1 - LEAST_GAIN):
         return Threshold(0, replicas, scan.stock_seconds, scan.stock_seconds)
     return Threshold(*best, found[best], scan.stock_seconds)
 

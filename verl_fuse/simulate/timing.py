@@ -59,15 +59,7 @@ class ReplicaTiming:
         longest: int,
         prefill_budget: int = 8192,
     ) -> "ReplicaTiming":
-        """Tabulate the seconds; `longest` is the largest prompt plus response, in tokens."""
-        for name, value in (("max_batch", max_batch), ("longest", longest), ("prefill_budget", prefill_budget)):
-            if value < 1:
-                raise FuseError(f"{name}={value}: needs a whole number >= 1")
-        if kv_capacity < longest:
-            raise FuseError(
-                f"kv_capacity={kv_capacity} tokens cannot hold one sequence of {longest}; shorten the sequences or "
-                "give the replica more memory"
-            )
+        """Tabulate the seconds; `longest` is the largest prompt plus response, in tokens, which the memory holds."""
         columns = min(CONTEXT_POINTS, longest + 1)
         context = np.linspace(0.0, float(longest), columns)
         sequences = np.arange(1, max_batch + 1, dtype=np.float64)

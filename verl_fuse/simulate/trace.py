@@ -17,7 +17,7 @@ from verl_fuse.simulate.generation import GenerationResult
 from verl_fuse.simulate.tasks import ScheduledTask
 from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.plan import Plan
-from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, STREAM_UPDATE, Span, Timeline, union_seconds
+from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, STREAM_UPDATE, Category, Span, Timeline, union_seconds
 
 
 def timeline_of(
@@ -26,16 +26,14 @@ def timeline_of(
     generation: GenerationResult,
     plan: Plan,
     lengths: DrawnLengths,
-    step: int = 1,
 ) -> Timeline:
-    """Return the timeline of a step; times count from the start of the step."""
+    """Return the timeline of a step, the first; times count from the start of the step."""
     spans = [span for p in placed for span in _task_spans(p)]
     begin = next(p.start for p in placed if p.task.category == "generate")
     spans += _requests(generation, lengths, begin)
-    spans += _freed(generation, plan, begin)
-    spans += _streamed(generation, plan, begin)
+    spans += _on_freed(generation, plan, begin)
     spans += _placement(generation, plan, begin)
-    return Timeline(run, step, 0.0, max(p.end for p in placed), tuple(spans))
+    return Timeline(run, 1, 0.0, max(p.end for p in placed), tuple(spans))
 
 
 def _task_spans(placed: ScheduledTask) -> Iterator[Span]:
@@ -71,9 +69,7 @@ def _busy_replicas(generation: GenerationResult) -> list[list[tuple[float, float
                 busy[replica].append((0.0, float(part.end[first].max())))
             later = here & (part.start > 0)
             busy[replica] += zip(part.start[later].tolist(), part.end[later].tolist(), strict=True)
-    for replica in _freed_replicas(generation):
-        busy[replica].append((generation.fused.release, generation.end))
-    for replica, start, end in _calls(generation):
+    for _, _, replica, start, end in _meanwhile(generation):
         busy[replica].append((start, end))
     return busy
 
@@ -122,47 +118,27 @@ def _requests(generation: GenerationResult, lengths: DrawnLengths, begin: float)
             yield Span(f"request {i}", f"{REPLICA} {replica}", "generate", begin + start, begin + end, args)
 
 
-def _freed_replicas(generation: GenerationResult) -> list[int]:
-    """Return the replicas whose devices run inference while others generate; beside a streamed update, inference is
-    part of its calls."""
-    fused = generation.fused
-    if (
-        generation.streamed is not None
-        or generation.slices is not None
-        or not generation.moves
-        or generation.inference_end is None
-        or generation.end <= fused.release
-    ):
+def _meanwhile(generation: GenerationResult) -> list[tuple[str, Category, int, float, float]]:
+    """Return what the devices of freed replicas do while others generate, as name, category, replica, start and end:
+    the calls of a streamed update, of which inference is a part, micro-groups that a policy chose, or else
+    inference."""
+    fused, tail, end = generation.fused, generation.streamed, generation.end
+    if tail is not None:
+        calls = zip(tail.replica.tolist(), tail.start.tolist(), np.minimum(tail.end, end).tolist(), strict=True)
+        return [(STREAM_UPDATE, "train", *call) for call in calls]
+    if generation.slices is not None:
+        begun = [one for one in generation.slices if one.start < end]
+        return [("micro-group", "inference", one.replica, one.start, min(one.end, end)) for one in begun]
+    if not generation.moves or generation.inference_end is None or end <= fused.release:
         return []
-    return np.setdiff1d(np.arange(fused.rollout.replicas), fused.survivors).tolist()
+    freed = np.setdiff1d(np.arange(fused.rollout.replicas), fused.survivors).tolist()
+    return [("inference", "inference", replica, fused.release, end) for replica in freed]
 
 
-def _freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
-    """Yield the inference on freed replicas: a lane each, and the ranks that work for it."""
-    start, end = begin + generation.fused.release, begin + generation.end
-    for replica in _freed_replicas(generation):
-        yield Span("inference", f"{LANE} slice {replica}", "inference", start, end)
-        for device in _devices(plan, generation, replica):
-            yield Span("inference", f"{RANK} {device}", "inference", start, end)
-
-
-def _calls(generation: GenerationResult) -> list[tuple[int, float, float]]:
-    """Return replica, start and end of each call of a streamed update, or of inference that a policy chose, as far as
-    others generate meanwhile."""
-    tail = generation.streamed
-    if tail is None:
-        found = generation.slices or ()
-        return [(one.replica, one.start, min(one.end, generation.end)) for one in found if one.start < generation.end]
-    ends = np.minimum(tail.end, generation.end)
-    return list(zip(tail.replica.tolist(), tail.start.tolist(), ends.tolist(), strict=True))
-
-
-def _streamed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
-    """Yield the calls on released replicas: complete groups trained on, or micro-groups inferred, which have a lane."""
-    infers = generation.streamed is None
-    name, category = ("micro-group", "inference") if infers else (STREAM_UPDATE, "train")
-    for replica, start, end in _calls(generation):
-        if infers:
+def _on_freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
+    """Yield the work on freed replicas: a lane each where it is inference, and the ranks that work for it."""
+    for name, category, replica, start, end in _meanwhile(generation):
+        if category == "inference":
             yield Span(name, f"{LANE} slice {replica}", category, begin + start, begin + end)
         for device in _devices(plan, generation, replica):
             yield Span(name, f"{RANK} {device}", category, begin + start, begin + end)

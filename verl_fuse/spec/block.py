@@ -3,6 +3,7 @@
 Invariants (tests/unit/spec/test_block.py):
 - a key the dataclass does not have is refused, with the nearest valid key;
 - a value of another type is refused, never converted, except int -> float;
+- a faulty item of a list of blocks, of lists or of numbers is named by its place;
 - a key without a default that is not there is named;
 - a bound or choice given in the field's metadata is enforced; the message names key, value and the allowed values;
 - all problems of a block are found at once;
@@ -137,6 +138,19 @@ def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> 
         hint = _arm(value, hint)
     if dataclasses.is_dataclass(hint):
         return read_block(typing.cast(type, hint), value, where)
+    if (item := _item(hint)) is not None:
+        if not isinstance(value, list | tuple):
+            raise FuseError(f"{where}={quoted(value)}: needs a list")
+        found: list[Any] = []
+        problems: list[Any] = []
+        for index, one in enumerate(value):
+            try:
+                found.append(_checked(one, item, {}, f"{where}[{index}]"))
+            except FuseError as error:
+                problems.extend(error.args)
+        if problems:
+            raise FuseError(*problems)
+        return tuple(found)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not _fits(value, hint):
@@ -145,6 +159,14 @@ def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> 
         value = tuple(value)
     _check_bounds(value, metadata.get("minimum"), metadata.get("maximum"), where)
     return value
+
+
+def _item(hint: Any) -> Any:
+    """Return the type of the items of a list that are checked one by one; None for any other type."""
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is not tuple or args[-1] is not Ellipsis:
+        return None
+    return args[0] if dataclasses.is_dataclass(args[0]) or typing.get_origin(args[0]) is tuple else None
 
 
 def _arm(value: Any, union: Any) -> Any:
@@ -169,6 +191,8 @@ def _check_bounds(value: Any, minimum: float | None, maximum: float | None, wher
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return any(type(value) is type(choice) and value == choice for choice in args)
@@ -178,6 +202,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list | tuple) and len(value) == len(args) and all(map(_fits, value, args))
     if origin in (tuple, list):
         return isinstance(value, list | tuple) and all(_fits(item, args[0]) for item in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_fits(item, args[1]) for item in value.values())
     if origin is not None:
         return isinstance(value, origin)
     if hint in (int, float):
@@ -195,9 +221,18 @@ def _describe(hint: Any) -> str:
         return f"a list of {len(args)}: {', '.join(map(_describe, args))}"
     if origin in (tuple, list):
         return f"a list of {args[0].__name__}"
+    if origin is Mapping:
+        return f"names, each with {_describe(args[1])}"
     if dataclasses.is_dataclass(hint):
         return f"a block with {_names(typing.cast(type, hint))}"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
+    names = {
+        Any: "any value",
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+        type(None): "null",
+    }
     return names.get(hint, str(hint))
 
 

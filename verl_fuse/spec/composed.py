@@ -75,10 +75,21 @@ def required_if_set(get: Get, needs: Needs) -> Iterator[Refusal]:
     return required(lambda key: get(key) or needs[key][0], needs)
 
 
+def needed_beside(get: Get, feature: str, needs: Needs) -> Iterator[Refusal]:
+    """Refuse keys, beside `feature` (KEY=VALUE), as `required_if_set` does; the words in `needs` say what it needs."""
+    return required_if_set(get, {key: (value, f"{feature} needs {said}") for key, (value, said) in needs.items()})
+
+
 def off_beside(get: Get, feature: str, off: Mapping[str, Any]) -> Iterator[Refusal]:
     """Refuse keys, beside `feature` (KEY=VALUE), that have another value than the one in `off`; unset, false, 0 and
     empty are no values."""
-    return required_if_set(get, {key: (value, f"{feature} needs {written(value)}") for key, value in off.items()})
+    return needed_beside(get, feature, {key: (value, written(value)) for key, value in off.items()})
+
+
+def of_mode_fuse(get: Get, feature: str) -> Iterator[Refusal]:
+    """Refuse every trainer mode but `fuse` beside `feature` (KEY=VALUE)."""
+    key = "trainer.v1.trainer_mode"
+    return required(get, {key: ("fuse", f"{feature} needs {key}=fuse")})
 
 
 def on_accelerators(get: Get) -> bool:
@@ -121,8 +132,12 @@ def no_critic(get: Get) -> str | None:
 
 def one_replica(get: Get) -> str | None:
     """Return a reason to leave alone what chooses between rollout replicas: there is one."""
-    devices = (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
-    return "there is one rollout replica" if devices // replica_devices(get) < 2 else None
+    return "there is one rollout replica" if training_devices(get) // replica_devices(get) < 2 else None
+
+
+def training_devices(get: Get) -> int:
+    """Return the number of training devices."""
+    return (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
 
 
 def replica_devices(get: Get) -> int:

@@ -1,4 +1,4 @@
-"""Reads and writes text files.
+"""Reads text files, and writes files.
 
 Invariants (tests/unit/spec/test_text_files.py):
 - a reader never sees half a file: a file is written beside its place and renamed, and no file stays behind when that
@@ -67,10 +67,10 @@ def load_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def save(path: Path, text: str) -> None:
+def save(path: Path, content: str | bytes) -> None:
     """Call `write_atomically`; a FuseError names a file that cannot be written."""
     try:
-        write_atomically(path, text)
+        write_atomically(path, content)
     except OSError as error:
         raise FuseError(f"{path}: cannot be written: {reason(error)}") from error
 
@@ -101,17 +101,19 @@ def check_folder(path: Path) -> None:
         raise FuseError(f"{path}: cannot be written: {reason(error)}") from error
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside `path`, then rename; a link stays, and so do devices and pipes, which are written to. Raises OSError
     where the disk refuses."""
+    if isinstance(content, str):
+        content = content.encode()
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         return
     path = Path(os.path.realpath(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

@@ -63,9 +63,12 @@ def fill(template: str, markup: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: markup[match[1]], asset(template))
 
 
-def style() -> str:
-    """Return the style sheet of all pages."""
-    return fill("style.css", {"palette": "".join(f"--{name}: {colour}; " for name, colour in COLOURS.items())})
+def head(title: str, *, scripted: bool = False) -> str:
+    """Return the beginning of a page up to its own styles. It loads nothing; `scripted`: it runs scripts of its own."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'" + ("; script-src 'unsafe-inline'" if scripted else "")
+    palette = "".join(f"--{name}: {colour}; " for name, colour in COLOURS.items())
+    style = fill("style.css", {"palette": palette})
+    return fill("head.html", {"policy": policy, "title": text(title), "style": style})
 
 
 def seconds(value: float | None) -> str:
@@ -98,6 +101,23 @@ def colour_of(span: Span) -> str:
 def legend(names: Iterable[str], labels: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return list items of colours, each with its name or its label."""
     return "".join(f'<li><i style="background:var(--{name})"></i>{labels.get(name, name)}</li>' for name in names)
+
+
+def stage_legend(stages: Iterable[str], other: str = "other stages", beside: Iterable[str] = ()) -> str:
+    """Return list items of the colours that stages of the driver have, and of colours `beside` them."""
+    used = {work_of(stage, "stage") for stage in stages}
+    names = dict.fromkeys((*STAGE_WORK.values(), "stage"))
+    return legend([*(name for name in names if name in used), *beside], {"stage": other})
+
+
+def stacked(stages: Iterable[tuple[str, float]], scale: float) -> str:
+    """Return a bar of stages, each so many per cent wide a second."""
+    parts = "".join(
+        f'<i style="width:{value * scale:.2f}%;background:var(--{work_of(stage, "stage")})" title="{text(stage)}: '
+        f'{seconds(value)}"></i>'
+        for stage, value in stages
+    )
+    return f"<div class=stack>{parts}</div>"
 
 
 def asset(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from verl_fuse.timeline.html import STAGE_WORK, fill, legend, percent, seconds, style, text, work_of
+from verl_fuse.timeline.html import fill, head, percent, seconds, stacked, stage_legend, text, work_of
 from verl_fuse.timeline.summary import StepSummary
 from verl_fuse.timeline.terms import hint
 
@@ -12,17 +12,14 @@ TREND_HEIGHT = 180
 def index_page(run: str, summaries: Sequence[StepSummary], links: Mapping[str, str]) -> str:
     """Write the index, newest step first; `links` maps the name of each step file that exists to its address."""
     longest = max((summary.seconds for summary in summaries), default=0.0)
-    used = {work_of(name, "stage") for summary in summaries for name, _ in summary.stages}
-    names = dict.fromkeys((*STAGE_WORK.values(), "stage"))
     return fill(
         "index.html",
         {
-            "page_style": style(),
-            "title": text(f"Timeline · {run}"),
+            "head": head(f"Timeline · {run}"),
             "run": text(run),
             "count": f"{len(summaries)} step" + ("" if len(summaries) == 1 else "s"),
             "mean": seconds(sum(summary.seconds for summary in summaries) / len(summaries) if summaries else None),
-            "legend": legend([name for name in names if name in used], {"stage": "other stages"}),
+            "legend": stage_legend(name for summary in summaries for name, _ in summary.stages),
             "trend": trend(summaries) if len(summaries) > 1 else "",
             "idle": hint("idle"),
             "long_tail": hint("long tail"),
@@ -67,14 +64,9 @@ def _row(summary: StepSummary, longest: float, links: Mapping[str, str]) -> str:
         name = f"step_{summary.step:06d}.{suffix}"
         return f'<a href="{text(links[name])}">{label}</a>' if name in links else ""
 
-    scale = 100 / longest if longest else 0.0
-    parts = "".join(
-        f'<i style="width:{value * scale:.2f}%;background:var(--{work_of(name, "stage")})" title="{text(name)}: '
-        f'{seconds(value)}"></i>'
-        for name, value in summary.stages
-    )
+    bar = stacked(summary.stages, 100 / longest if longest else 0.0)
     cells = (
-        f"<td>{seconds(summary.seconds)}</td><td class=wide><div class=stack>{parts}</div></td>"
+        f"<td>{seconds(summary.seconds)}</td><td class=wide>{bar}</td>"
         f"<td>{percent(summary.idle_overall)}</td><td>{percent(summary.long_tail_fraction)}</td>"
     )
     return f"<tr><th>{summary.step}</th>{cells}<td>{link('html', 'chart')}{link('perfetto.json', 'perfetto')}</td></tr>"

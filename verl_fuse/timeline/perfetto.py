@@ -30,7 +30,8 @@ def to_perfetto(timeline: Timeline) -> str:
                 _metadata("thread_sort_index", process, thread, sort_index=index),
             ]
             for span in row:
-                start, end = (_nanoseconds(time - timeline.start) for time in (span.start, span.end))
+                # Whole nanoseconds, so that rounding cannot make neighbours overlap.
+                start, end = (round((time - timeline.start) * 1e9) for time in (span.start, span.end))
                 events.append(
                     {
                         "ph": "X",
@@ -45,11 +46,6 @@ def to_perfetto(timeline: Timeline) -> str:
                 )
     other = {"run": timeline.run, "step": timeline.step, "step_start_unix_seconds": timeline.start}
     return json.dumps({"displayTimeUnit": "ms", "otherData": other, "traceEvents": events})
-
-
-def _nanoseconds(seconds: float) -> int:
-    """Return whole nanoseconds, so that rounding cannot make neighbours overlap."""
-    return round(seconds * 1e9)
 
 
 def _metadata(kind: str, process: int, thread: int, **args: str | int) -> dict[str, Any]:

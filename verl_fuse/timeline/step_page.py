@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from verl_fuse.spec.timeline import CATEGORIES, STEP, Span, Timeline, overlap_seconds
+from verl_fuse.spec.timeline import CATEGORIES, RANK, REPLICA, STEP, Span, Timeline, overlap_seconds
 from verl_fuse.timeline.devices import DeviceRow, device_rows, label, largest_idle
 from verl_fuse.timeline.html import (
     COLOURS,
@@ -20,15 +20,15 @@ from verl_fuse.timeline.html import (
     asset,
     colour_of,
     fill,
+    head,
     legend,
     packed,
     percent,
     seconds,
-    style,
     text,
     work_of,
 )
-from verl_fuse.timeline.idle import IdleRow, idle_table
+from verl_fuse.timeline.idle import IdleRow, IdleTable, idle_table
 from verl_fuse.timeline.moves import moves
 from verl_fuse.timeline.summary import StepSummary
 from verl_fuse.timeline.terms import TERMS, hint
@@ -48,8 +48,7 @@ def step_page(timeline: Timeline, summary: StepSummary, run_dir: str = "RUN_DIR"
     return fill(
         "step.html",
         {
-            "page_style": style(),
-            "title": text(f"Step {timeline.step} · {timeline.run}"),
+            "head": head(f"Step {timeline.step} · {timeline.run}", scripted=True),
             "run": text(timeline.run),
             "step": str(timeline.step),
             "cards": _cards(summary),
@@ -57,7 +56,7 @@ def step_page(timeline: Timeline, summary: StepSummary, run_dir: str = "RUN_DIR"
             "navigation": navigation(None, None),
             "legend": legend([name for name in (*CATEGORIES, RESUMED, IDLE) if name in used]),
             "terms": "".join(f"<dt>{text(term)}</dt><dd>{text(said)}</dd>" for term, said in TERMS.items()),
-            "roles": _roles(table.devices, table.rows),
+            "roles": _roles(table),
             "stages": _stages(summary),
             "planned": _planned(summary),
             "tracks": _tracks((*table.devices, *table.rows)),
@@ -167,18 +166,13 @@ def _idle(timeline: Timeline, rows: Sequence[DeviceRow], run_dir: str) -> str:
     )
 
 
-def _roles(devices: tuple[IdleRow, ...], rows: tuple[IdleRow, ...]) -> str:
-    names = {"device": "devices", "replica": "replicas", "rank": "ranks"}
-    lines = []
-    for kind, plural in names.items():
-        group = [row for row in (*devices, *rows) if row.role == kind]
-        if group:
-            idle = [row.idle_fraction for row in group]
-            cells = (len(group), percent(sum(idle) / len(idle)), percent(min(idle)), percent(max(idle)))
-            lines.append(
-                f"<tr><th {hint(kind)}>{plural}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-            )
-    return "".join(lines)
+def _roles(table: IdleTable) -> str:
+    lines = ""
+    for kind in ("device", REPLICA, RANK):
+        if idle := [row.idle_fraction for row in table.of(kind)]:
+            cells = (len(idle), percent(table.idle_fraction(kind)), percent(min(idle)), percent(max(idle)))
+            lines += f"<tr><th {hint(kind)}>{kind}s</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return lines
 
 
 def _stages(summary: StepSummary) -> str:

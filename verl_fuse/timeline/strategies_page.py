@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_fuse.spec.timeline import Timeline
-from verl_fuse.timeline.html import IDLE, STAGE_WORK, fill, legend, percent, seconds, style, text, work_of
+from verl_fuse.timeline.html import IDLE, fill, head, percent, seconds, stacked, stage_legend, text
 from verl_fuse.timeline.picture import picture
 from verl_fuse.timeline.summary import StepSummary, summarize
 from verl_fuse.timeline.terms import hint
@@ -41,19 +41,15 @@ def strategies_page(title: str, verdict: str, origin: str, strategies: Sequence[
     where the numbers come from. Both are whole sentences."""
     summaries = {one.name: summarize(one.example) for one in strategies}
     longest = max(summary.seconds for summary in summaries.values())
-    used = {work_of(name, "stage") for summary in summaries.values() for name, _ in summary.stages}
     shown, folded = without_effect(strategies)
     return fill(
         "strategies.html",
         {
-            "page_style": style(),
+            "head": head(title),
             "title": text(title),
             "verdict": f"<h2>{text(verdict)}</h2>" if verdict else "",
             "origin": text(origin),
-            "legend": legend(
-                [name for name in dict.fromkeys((*STAGE_WORK.values(), "stage")) if name in used] + [IDLE],
-                {"stage": "other stages"},
-            ),
+            "legend": stage_legend((name for one in summaries.values() for name, _ in one.stages), beside=[IDLE]),
             "strategies": _table(shown, summaries, longest),
             "folded": _folded(folded, summaries, longest),
             "picture": picture([(one.name, one.example) for one in shown]),
@@ -91,14 +87,8 @@ def _table(strategies: Sequence[Strategy], summaries: dict[str, StepSummary], lo
 
 
 def _row(one: Strategy, summary: StepSummary, longest: float) -> str:
-    parts = "".join(
-        f'<i style="width:{value / longest * 100:.2f}%;background:var(--{work_of(stage, "stage")})" '
-        f'title="{text(stage)}: {seconds(value)}"></i>'
-        for stage, value in summary.stages
-    )
+    bar = stacked(summary.stages, 100 / longest)
     link = f'<a href="{text(one.page)}">chart</a>' if one.page else ""
     cells = (seconds(one.seconds), f"{one.speedup:.2f}", percent(one.idle), percent(summary.long_tail_fraction))
     numbers = "".join(f"<td>{cell}</td>" for cell in cells)
-    return (
-        f"<tr><th>{text(one.name)}</th>{numbers}<td class=wide><div class=stack>{parts}</div></td><td>{link}</td></tr>"
-    )
+    return f"<tr><th>{text(one.name)}</th>{numbers}<td class=wide>{bar}</td><td>{link}</td></tr>"

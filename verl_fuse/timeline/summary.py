@@ -5,13 +5,12 @@ Invariants (tests/unit/timeline/test_summary.py):
 - a number that the timeline cannot give is None, never 0.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import read_block
 from verl_fuse.spec.timeline import (
     ABORTED,
     GENERATION,
@@ -59,26 +58,7 @@ class StepSummary:
     def from_dict(cls, data: Mapping[str, Any]) -> "StepSummary":
         """Read a summary from the output of `dataclasses.asdict` and JSON; a FuseError names the fault of any other
         data."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(data, Mapping) or sorted(data) != sorted(names):
-            raise FuseError(f"not a step summary: {data!r:.200}; needs the keys {', '.join(names)}")
-        try:
-            stages = tuple((str(name), float(seconds)) for name, seconds in data["stages"])
-            planned = tuple((str(name), float(planned), float(took)) for name, planned, took in data["planned"])
-        except (TypeError, ValueError) as error:
-            raise FuseError(
-                f"not a step summary: stages={data['stages']!r:.200}, planned={data['planned']!r:.200}; needs names "
-                "with one and with two numbers of seconds"
-            ) from error
-        optional = ("generation_seconds", "long_tail_fraction", "inference_seconds", "overlap_seconds", "idle_overall")
-        numbers = [data["seconds"], *(data[name] for name in optional if data[name] is not None)]
-        whole = all(type(data[name]) is int for name in ("step", "requests"))
-        idle = data["idle"].values() if isinstance(data["idle"], Mapping) else [None]
-        if not (whole and all(type(number) in (int, float) for number in (*numbers, *idle))):
-            raise FuseError(
-                f"not a step summary: {data!r:.400}; needs whole numbers of step and requests, and numbers beside names"
-            )
-        return cls(**{**data, "stages": stages, "planned": planned})
+        return read_block(cls, data, "step summary")
 
 
 def summarize(timeline: Timeline) -> StepSummary:

@@ -20,11 +20,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.floors import generation_seconds
-from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.cost.model import Batch
 from verl_fuse.cost.recorded import RecordedStep, requests_at_once
 from verl_fuse.spec.arrays import Ints
-from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.composed import (
     ACTOR,
     CRITIC,
@@ -129,7 +129,7 @@ class _Work:
         return self.updates * self.micro_batches * self.epochs
 
 
-def effect(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | None) -> Effect | None:
+def effect(run: RecordedWork, changes: Mapping[str, Value], cost: AnalyticCost | None) -> Effect | None:
     """Return what a change of these keys does; None where it is not known."""
     if not changes.keys() & KEYS or has_adapters(run.get):
         return None
@@ -152,7 +152,7 @@ def effect(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel | No
     return Effect(before, after, saved, max([0.0, *(more for _, more in found)]))
 
 
-def _served(run: RecordedWork, most: int | None, more: int | None, cost: CostModel | None) -> float | None:
+def _served(run: RecordedWork, most: int | None, more: int | None, cost: AnalyticCost | None) -> float | None:
     """Return the seconds a step that generation takes less with `more` requests at once on a replica than with `most`;
     None where it is not known."""
     if cost is None or GENERATION not in run.stages:
@@ -217,26 +217,25 @@ def _updates(get: Get, role: str) -> int | None:
 
 
 def _predicted(
-    run: RecordedWork, cost: CostModel, stage: str, pairs: Sequence[tuple[_Work, _Work]]
+    run: RecordedWork, cost: AnalyticCost, stage: str, pairs: Sequence[tuple[_Work, _Work]]
 ) -> tuple[float, float]:
     """Return (the seconds a step that a stage saves, the bytes by which its activations grow)."""
     role, trains = MICRO_BATCHES[stage].role, stage in TRAIN_STAGES
     model, layout = run.models(role), _layout(run.get, role)
 
     def seconds(work: _Work) -> float:
-        mesh = Mesh(0, layout.devices)
         if not trains:
             entropy = stage == OLD_LOG_PROB
-            return cost.infer(model, layout, mesh, work.batch, work.micro_batches, entropy=entropy)
+            return cost.infer(model, layout, work.batch, work.micro_batches, entropy=entropy)
         count = work.micro_batches
-        return cost.train(model, layout, mesh, work.batch, work.updates, count, recompute=work.recompute)
+        return cost.train(model, layout, work.batch, work.updates, count, recompute=work.recompute)
 
     ratio = sum(seconds(other) for _, other in pairs) / sum(seconds(one) for one, _ in pairs)
     more = max(_activations(run, cost, stage, other) - _activations(run, cost, stage, one) for one, other in pairs)
     return run.stages[stage] * (1 - ratio), more
 
 
-def _activations(run: RecordedWork, cost: CostModel, stage: str, work: _Work) -> float:
+def _activations(run: RecordedWork, cost: AnalyticCost, stage: str, work: _Work) -> float:
     """Return the bytes of a micro-batch's activations on a rank."""
     role, kind = MICRO_BATCHES[stage].role, "train" if stage in TRAIN_STAGES else "infer"
     layout = _layout(run.get, role)
@@ -244,7 +243,7 @@ def _activations(run: RecordedWork, cost: CostModel, stage: str, work: _Work) ->
     return cost.memory(run.models(role), kind, layout, microbatch=part, recompute=work.recompute).activations
 
 
-def more_at_limits(run: RecordedWork, changes: Mapping[str, Value], cost: CostModel) -> float | None:
+def more_at_limits(run: RecordedWork, changes: Mapping[str, Value], cost: AnalyticCost) -> float | None:
     """Return the bytes by which a rank's activations grow from the recorded run's samples, on average over a stage's
     micro-batches, to samples of the longest prompts and responses computed with these changes; None where it is not
     known."""

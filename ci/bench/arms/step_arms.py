@@ -1,7 +1,8 @@
 """This external module of the bench `step` (VERL_USE_EXTERNAL_MODULES), the same in every run, measures whole steps of
 verl's own trainers or of verl-fuse's.
 
-- Seconds of a step are from its begin until its metrics are there: weight sync, accounts and timelines included.
+- Seconds of a step are from its begin until its metrics are there, without a validation: weight sync, accounts and
+  timelines included.
 - verl's own trainers look at the rollout at verl-fuse's pace (host/rollout/watch.py), and are otherwise unchanged.
 - With STEP_BENCH_UNSHARED prompts are computed for each sample, by the code that computes them once.
 - Replica, rank and slice of the same number are pinned to one core, and so is a critic with devices of its own.
@@ -18,6 +19,8 @@ from pinning import pin_ranks, pin_replicas
 
 from verl_fuse.host.upstream.on_import import on_import
 
+# verl's timer of a validation.
+VALIDATION = "testing"
 # Groups that verl's asynchronous trainer discards before a step: too old, or failed.
 EVICTED = ("training/off_policy/evicted_samples", "training/rollout_failure/evicted_samples")
 
@@ -45,13 +48,19 @@ def _record(batch: Any, metrics: dict, trainer: Any, seconds: float) -> dict[str
         "step": trainer.global_steps,
         "seconds": seconds,
         "at": time.monotonic(),
-        "parts": {name: spent for name, spent in trainer.timing_raw.items() if "/" not in name and name != "step"},
+        "parts": {
+            name: spent
+            for name, spent in trainer.timing_raw.items()
+            if "/" not in name and name not in {"step", VALIDATION}
+        },
         "samples": len(sessions),
         "lost": config.data.train_batch_size * config.actor_rollout_ref.rollout.n - len(sessions),
         "duplicated": len(rows) - len({key for key, _ in rows}),
         "tokens": sum(int(tag["response_len"]) for _, tag in rows),
         "prompt_tokens": sum(int(tag["prompt_len"]) for _, tag in rows),
-        "longest": max(int(tag["response_len"]) for _, tag in rows),
+        "prompt_lengths": [int(tag["prompt_len"]) for _, tag in rows],
+        "response_lengths": [int(tag["response_len"]) for _, tag in rows],
+        "cut_off": sum(int(tag["response_len"]) >= config.data.max_response_length for _, tag in rows),
         "score": metrics["critic/score/mean"],
         # A step without a sample to compute has no entropy of its own.
         "entropy": metrics.get("actor/entropy"),
@@ -73,7 +82,8 @@ def _measure_steps(trainer: Any) -> None:
 
     def _compute_metrics(batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         end(batch, metrics, *args, **kwargs)
-        record = _record(batch, metrics, trainer, time.monotonic() - begun)
+        seconds = time.monotonic() - begun - trainer.timing_raw.get(VALIDATION, 0.0)
+        record = _record(batch, metrics, trainer, seconds)
         with Path(os.environ["STEP_BENCH"]).open("a") as file:
             file.write(json.dumps(record) + "\n")
 

@@ -55,8 +55,8 @@ class DeviceWeights:
             self._in_host = None
 
     def _has_room(self) -> bool:
-        free = _free_bytes(self.shards.device)
-        if free is None or 2 * self.nbytes <= free:
+        device = self.shards.device
+        if device is None or device.type == "cpu" or 2 * self.nbytes <= (free := get_torch_device().mem_get_info()[0]):
             return True
         if not self._said:
             logger.warning(
@@ -69,8 +69,3 @@ class DeviceWeights:
             )
             self._said = True
         return False
-
-
-def _free_bytes(device: torch.device | None) -> int | None:
-    """Return the free bytes of a device; None where the device is the host."""
-    return None if device is None or device.type == "cpu" else get_torch_device().mem_get_info()[0]

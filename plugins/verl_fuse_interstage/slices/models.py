@@ -75,7 +75,10 @@ def build_models(
     `critic` is verl's configuration for the critic's workers ("values"). With `response_logits` policy and reference
     compute logits of responses alone, and with `shared_prompts` all compute each prompt once, where their models
     can."""
-    changes = _changes(block, critic, devices)
+    # In these settings engines of Megatron copies differ from those of their models.
+    trained = [] if critic is None else [critic.engine_config]
+    megatron = block.actor.strategy == "megatron"
+    changes = copy_settings([block.actor.megatron, *trained], devices) if megatron else {}
     of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
     wanted: list[Stage] = [stage for stage in _ORDER if stage in stages]
     source: list[Stage] = [of_policy if stage == "ref" else stage for stage in wanted]
@@ -104,15 +107,6 @@ def compute(stage: Stage, model: TrainingWorker, data: TensorDict, temperature: 
     if output is None:
         return None
     return {field: response_from_nested(output[name], data["response_mask"]) for name, field in OUTPUTS[stage]}
-
-
-def _changes(block: DictConfig, critic: TrainingWorkerConfig | None, devices: int) -> Mapping[str, Any]:
-    """Return the settings in which the engines of Megatron copies differ from their models' engines; nothing where the
-    copies are FSDP's."""
-    if block.actor.strategy != "megatron":
-        return {}
-    trained: list[Any] = [block.actor.megatron, *([] if critic is None else [critic.engine_config])]
-    return copy_settings(trained, devices)
 
 
 def _built(

@@ -7,7 +7,7 @@ Invariants (tests/unit/host/test_device_weights.py):
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,36 +18,8 @@ from verl.utils.fsdp_utils import fsdp_version
 from verl_fuse.host.weights.gathered import reshard
 
 
-class Shards(Protocol):
-    """The shards of one model, on this rank."""
-
-    @property
-    def device(self) -> torch.device | None:
-        """Return the device on which the model computes; None for a model without parameters."""
-        ...
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the shards that are in place."""
-        ...
-
-    def place(self, tensors: Sequence[torch.Tensor], offloaded: bool) -> None:
-        """Put these shards in place; `offloaded`: they are in host memory, where FSDP keeps them, else on the device.
-        Only allowed while no parameter is gathered."""
-        ...
-
-    def reshard(self) -> None:
-        """Release all gathered parameters."""
-        ...
-
-
-def shards_of(module: nn.Module) -> Shards:
-    """Return the shards of a module that FSDP1 or FSDP2 offloads; called by all ranks of the model together."""
-    return FlatShards(module) if fsdp_version(module) == 1 else ParameterShards(module)
-
-
 class ParameterShards:
-    """The shards of FSDP2: one shard of each parameter."""
+    """The shards of FSDP2 on this rank: one shard of each parameter."""
 
     def __init__(self, module: nn.Module) -> None:
         parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
@@ -64,22 +36,27 @@ class ParameterShards:
 
     @property
     def device(self) -> torch.device | None:
+        """Return the device on which the model computes; None for a model without parameters."""
         return self.parameters[0].device if self.parameters else None
 
     @property
     def tensors(self) -> list[torch.Tensor]:
+        """Return the shards that are in place."""
         return [shard._sharded_param_data for shard in self.parameters]
 
     def place(self, tensors: Sequence[torch.Tensor], offloaded: bool) -> None:
+        """Put these shards in place; `offloaded`: they are in host memory, where FSDP keeps them, else on the device.
+        Only allowed while no parameter is gathered."""
         for shard, tensor in zip(self.parameters, tensors, strict=True):
             shard._sharded_param_data = tensor
 
     def reshard(self) -> None:
+        """Release all gathered parameters."""
         reshard(self._module)
 
 
 class FlatShards:
-    """The shards of FSDP1: one shard of all parameters of a wrapped module together."""
+    """The shards of FSDP1, in the same form: one shard of all parameters of a wrapped module together."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -104,3 +81,8 @@ class FlatShards:
 
     def reshard(self) -> None:
         reshard(self._module)
+
+
+def shards_of(module: nn.Module) -> FlatShards | ParameterShards:
+    """Return the shards of a module that FSDP1 or FSDP2 offloads; called by all ranks of the model together."""
+    return FlatShards(module) if fsdp_version(module) == 1 else ParameterShards(module)

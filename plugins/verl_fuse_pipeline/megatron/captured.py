@@ -11,19 +11,16 @@ from verl_fuse.errors import FuseError
 from verl_fuse.runtime.stage import TensorSpec
 from verl_fuse_pipeline.joint import JointCalls
 from verl_fuse_pipeline.megatron.messages import Padding
+from verl_fuse_pipeline.megatron.placement import replaced
 from verl_fuse_pipeline.megatron.stage import ForwardBackwardCall
 
 
 @contextmanager
 def capturing(calls: JointCalls) -> Iterator[None]:
     """Make Megatron's schedule, as verl's engine sees it, a joint call within the block."""
-    module: Any = transformer_impl
-    original = module.get_forward_backward_func
-    module.get_forward_backward_func = lambda *args, **kwargs: lambda **request: calls.call(request)
-    try:
+    joint = lambda *args, **kwargs: lambda **request: calls.call(request)  # noqa: E731
+    with replaced(transformer_impl, "get_forward_backward_func", joint):
         yield
-    finally:
-        module.get_forward_backward_func = original
 
 
 class CapturedCall:

@@ -15,7 +15,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any
 
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
@@ -25,24 +25,10 @@ from verl_fuse_pipeline.megatron.view import View
 VENDOR = "verl_fuse"
 
 
-class ViewSizes(NamedTuple):
-    """The sizes that a view is made for."""
-
-    mirrored: bool
-    tensor: int
-    pipeline: int
-    context: int
-    expert: int
-    expert_tensor: int | None
-
-
-_views: dict[ViewSizes, View] = {}
-
-
 def view_of(model_type: str, engine_config: Any) -> View:
     """Return the view for a model of this type with these sizes (verl's McoreEngineConfig); value models are
     mirrored."""
-    layout = ViewSizes(
+    return _view(
         model_type == "value_model",
         engine_config.tensor_model_parallel_size,
         engine_config.pipeline_model_parallel_size,
@@ -50,9 +36,12 @@ def view_of(model_type: str, engine_config: Any) -> View:
         engine_config.expert_model_parallel_size,
         engine_config.expert_tensor_parallel_size,
     )
-    if layout not in _views:
-        _views[layout] = View("critic" if layout.mirrored else "actor", layout.mirrored)
-    return _views[layout]
+
+
+@functools.cache
+def _view(mirrored: bool, *sizes: int | None) -> View:
+    """Return the one view of all engines with these sizes."""
+    return View("critic" if mirrored else "actor", mirrored)
 
 
 def viewed(engine_class: Any) -> type:

@@ -48,8 +48,8 @@ def mirrored_pipelines() -> Iterator[None]:
             return create_group(*args, **kwargs)
 
     with (
-        _replaced(parallel_state, "RankGenerator", MirroredRanks),
-        _replaced(parallel_state, "create_group", create),
+        replaced(parallel_state, "RankGenerator", MirroredRanks),
+        replaced(parallel_state, "create_group", create),
     ):
         yield
 
@@ -59,7 +59,7 @@ def unsorted_groups() -> Iterator[None]:
     """Let `torch.distributed.new_group` keep the order of its ranks within the block."""
     new_group: Callable[..., Any] = dist.new_group
     if "sort_ranks" in inspect.signature(new_group).parameters:
-        with _replaced(dist, "new_group", lambda *args, **kwargs: new_group(*args, **kwargs, sort_ranks=False)):
+        with replaced(dist, "new_group", lambda *args, **kwargs: new_group(*args, **kwargs, sort_ranks=False)):
             yield
     else:
         with sorting_off():
@@ -78,7 +78,8 @@ def sorting_off() -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace `owner.name` by `value` within the block."""
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
-from verl.utils.megatron_utils import load_megatron_model_to_gpu, unwrap_model
+from verl.utils.megatron_utils import unwrap_model
 
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.megatron import MegatronSharding
@@ -61,11 +61,6 @@ def placed(engine: Any, weights: ModelParameters) -> PlacedSharding:
                 f"needs {wanted.get(name)}, as a plain {weights.model.name} in {sharding}"
             )
     return PlacedSharding.at(sharding)
-
-
-def load(engine: Any) -> None:
-    """Bring offloaded parameters to their device."""
-    load_megatron_model_to_gpu(engine.module, load_grad=False)
 
 
 def own_shards(engine: Any) -> dict[str, torch.Tensor]:

@@ -57,10 +57,12 @@ def own_shards(engine: Any, device: int | None = None) -> dict[str, torch.Tensor
     Megatron are first brought back to their device, as verl's own sync does it; verl offloads them again. Those of FSDP
     are read in host memory, once the copies of this rank's `device` (None: the thread's) have arrived there."""
     if is_megatron(engine):
+        from verl.utils.megatron_utils import load_megatron_model_to_gpu
+
         from verl_fuse_realloc.sync import megatron
 
         if engine.is_param_offload_enabled:
-            megatron.load(engine)
+            load_megatron_model_to_gpu(engine.module, load_grad=False)
         return megatron.own_shards(engine)
     if engine.is_param_offload_enabled:
         # verl does not wait for its copies to the host.

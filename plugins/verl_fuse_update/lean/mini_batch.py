@@ -141,15 +141,13 @@ class LeanMiniBatch:
 
     def forward_rest(self) -> None:
         """Let the rows that are left out go through a forward pass."""
-        with (
-            torch.no_grad(),
-            _evaluating(self._engine),
-            _replaced(_module_of(self._engine), "prepare_micro_batches", self._split_rest),
-        ):
-            self._engine.forward_backward_batch(self._data, self._only_note, forward_only=True)
 
-    def _split_rest(self, _stock: Any, data: Any, **request: Any) -> tuple[list[Any], list[list[int]]]:
-        return self._micro_batches(self._rest, data, **request)
+        def split(_stock: Any, data: Any, **request: Any) -> tuple[list[Any], list[list[int]]]:
+            return self._micro_batches(self._rest, data, **request)
+
+        owner = _module_of(self._engine)
+        with torch.no_grad(), _evaluating(self._engine), _replaced(owner, "prepare_micro_batches", split):
+            self._engine.forward_backward_batch(self._data, self._only_note, forward_only=True)
 
     def _only_note(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:
         self._note(model_output, data)

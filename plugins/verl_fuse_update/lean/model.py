@@ -40,7 +40,8 @@ def check_model(engine: Any, options: LeanOptions) -> None:
     if options.skip_zero_gradient:
         # verl leaves parameters of a tower that no sample reaches without a gradient; here all parameters have one.
         towers = {name for name in TOWERS if hasattr(engine.model_config.hf_config, name)}
-        of_rows = {*_configured(engine, _ROWS), *_auxiliary(engine)}
+        auxiliary = ["moe_aux_loss_coeff"] if any(_AUXILIARY in kind for kind in _kinds(engine)) else []
+        of_rows = _configured(engine, [*_ROWS, *auxiliary])
         _refuse("fuse.update.skip_zero_gradient", {*_of_passes(engine), *of_rows, *towers})
 
 
@@ -56,7 +57,8 @@ def _refuse(switch: str, found: Collection[str]) -> None:
 
 def _of_passes(engine: Any) -> Iterator[str]:
     yield from _configured(engine, _PASSES)
-    yield from _routers(engine)
+    if _SINKHORN in (kinds := _kinds(engine)):
+        yield f"{_BALANCING}={', '.join(kinds)}"
     yield from _dropouts(engine)
 
 
@@ -75,16 +77,6 @@ def _kinds(engine: Any) -> list[str]:
     """Return how routers balance their tokens."""
     value = getattr(getattr(engine, "tf_config", None), _BALANCING, None)
     return [str(kind) for kind in (value if isinstance(value, list) else [value])]
-
-
-def _routers(engine: Any) -> Iterator[str]:
-    if _SINKHORN in (kinds := _kinds(engine)):
-        yield f"{_BALANCING}={', '.join(kinds)}"
-
-
-def _auxiliary(engine: Any) -> Iterator[str]:
-    if any(_AUXILIARY in kind for kind in _kinds(engine)):
-        yield from _configured(engine, ["moe_aux_loss_coeff"])
 
 
 def _dropouts(engine: Any) -> Iterator[str]:

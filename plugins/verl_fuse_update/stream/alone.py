@@ -18,16 +18,12 @@ from typing import Any
 SHARDS = "fsdp"
 
 
-def shard_group(engine: Any) -> Any:
-    """Return the process group of the ranks that hold one copy of the parameters."""
-    return engine.device_mesh[SHARDS].get_group()
-
-
 @contextmanager
 def alone(engine: Any, last: bool) -> Iterator[None]:
     """Let verl's FSDP2 `engine` compute in its shard group within the block; `last`: the last micro-batch reduces over
     all."""
-    group, module = shard_group(engine), engine.module
+    # Of the ranks that hold one copy of the parameters.
+    group, module = engine.device_mesh[SHARDS].get_group(), engine.module
 
     @contextmanager
     def sync(*, is_last_micro_batch: bool) -> Iterator[None]:

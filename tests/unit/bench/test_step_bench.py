@@ -1,17 +1,29 @@
+import json
+from argparse import ArgumentParser
+
 import pytest
 
 from ci.bench.step import (
     ALL,
     ASYNCHRONOUS,
     CASES,
+    FAST,
     STOCK,
+    TASKS,
     Size,
+    accuracies,
+    add_arms,
+    add_size,
+    described,
     overrides,
     report,
     reward_difference,
+    run,
+    size_of,
     time_to_reward,
 )
 from ci.bench.support.picture import draw
+from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import BASELINE
 
 
@@ -26,7 +38,10 @@ def step(number: int, seconds: float, score: float = 0.5, lost: int = 0, duplica
         "lost": lost,
         "duplicated": duplicated,
         "tokens": 1000,
-        "longest": 100 + number,
+        "prompt_lengths": [9] * 128,
+        "response_lengths": [100 + number, *[7] * 127],
+        "cut_off": 1,
+        "own": {"fuse/zero_gradient_samples": 0.25},
         "score": score,
         "entropy": 0.2,
         "staleness": 0.5,
@@ -75,6 +90,7 @@ def test_stock_is_verls_trainer_and_other_arms_differ_in_their_features_only(nam
     assert settings("trainer") - settings(STOCK) == {
         f"fuse.observe.{key}=false" for key in ("progress", "perfetto", "html")
     }
+    assert settings(FAST) ^ settings("trainer") == {"fuse.preset=fast"}
 
 
 def test_ratios_are_of_stock_over_ours_and_an_ablation_of_without_over_with():
@@ -99,6 +115,107 @@ def test_one_step_that_something_disturbed_moves_the_mean_and_not_the_median():
     assert found["seconds"]["stock"] == 8.0
     assert found["median_seconds"] == {"stock": 4.0, "all": 2.0}
     assert found["interval"][0] < found["ratio"] < found["interval"][1]
+
+
+def test_fast_stands_in_where_all_was_not_run():
+    found = report("grpo", of_arms({"stock": 6.0, "fast": 3.0}), last=2)
+    assert (found["ratio"], found["fast"]["ratio"]) == (2.0, 2.0)
+    assert (found["ladder"], found["ablation"]) == ({}, {})
+    rung = report("grpo", of_arms({"stock": 6.0, "skip_old_log_prob": 4.0, "fast": 3.0}), last=2)
+    assert (list(rung["ladder"]), rung["ablation"]) == (["skip_old_log_prob"], {})
+    assert list(found["shares"]) == ["stock", "fast"]
+
+
+def test_drafts_of_a_step_weigh_as_many_as_they_are_and_what_is_off_is_none():
+    stock = [step(2, 4.0), step(3, 4.0)]
+    ours = [step(2, 2.0), step(3, 2.0)]
+    for each, drafted, acceptance in zip(ours, (100.0, 300.0), (0.5, 0.9), strict=True):
+        each["own"] |= {"fuse/speculation_drafted_tokens": drafted, "fuse/speculation_acceptance": acceptance}
+    assert described(stock, ours) == {
+        "tokens_per_step": 128 * 9 + 127 * 7 + 102.5,
+        "prompt_tokens": [9, 9, 9],
+        "response_tokens": [7, 7, 7],
+        "cut_off": round(1 / 128, 3),
+        "acceptance": 0.8,
+        "zero_gradient_share": 0.25,
+        "shared_prompt_share": None,
+        "idle": None,
+    }
+    ours[0]["own"]["fuse/speculation_drafted_tokens"] = ours[1]["own"]["fuse/speculation_drafted_tokens"] = 0.0
+    assert described(stock, ours)["acceptance"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "epoch", "prompts", "rounds"),
+    [
+        ("", 11, 3, 16, 1),
+        ("--quick", 11, 3, 16, 2),
+        ("--task smollm2 --rounds 3", 11, 20, 4, 3),
+        ("--task smollm2 --quick", 3, 20, 4, 1),
+        ("--task smollm2 --quick --steps 5", 5, 20, 4, 1),
+    ],
+)
+def test_a_task_has_its_own_size(given, steps, epoch, prompts, rounds, tmp_path):
+    arguments = ArgumentParser()
+    add_size(arguments)
+    arguments.set_defaults(epoch=None, arms=None)
+    size, told = size_of(arguments.parse_args(given.split()), arguments)
+    assert (size.steps, size.epoch, size.task.prompts, told) == (steps, epoch, prompts, rounds)
+    settings = overrides(CASES["common"], STOCK, tmp_path, tmp_path, size, 0)
+    for expected in (
+        f"data.train_batch_size={prompts}",
+        f"data.train_max_samples={prompts * epoch}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts // 4}",
+        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={size.task.tokens}",
+    ):
+        assert settings.count(expected) == 1, expected
+
+
+def test_accuracy_is_of_all_unseen_problems_before_the_first_step_and_after_the_last():
+    unseen = {"sum": 30, "story": 10}
+    metrics = {
+        step: {f"val-core/{kind}/acc/mean@1": value for kind, value in zip(unseen, values, strict=True)}
+        for step, values in ((0, (0.2, 0.0)), (5, (0.4, 0.8)))
+    }
+    metrics[3] = {}
+    assert accuracies(metrics, unseen) == [0.15, 0.5]
+    arms = of_arms({"stock": 4.0, "fast": 2.0})
+    assert "validation" not in report("grpo", arms, last=1)
+    arms["fast"][-1]["accuracies"] = [0.15, 0.5]
+    assert report("grpo", arms, last=1)["validation"] == {"stock": [], "fast": [[0.15, 0.5]]}
+
+
+def test_quick_takes_no_arms(capsys):
+    arguments = ArgumentParser()
+    add_size(arguments)
+    add_arms(arguments, ["stock", "fast"], "")
+    with pytest.raises(SystemExit):
+        size_of(arguments.parse_args(["--quick", "--arms", "fast"]), arguments)
+    assert "--quick has arms of its own" in capsys.readouterr().err
+
+
+def test_steps_of_an_earlier_version_of_the_bench_are_named(tmp_path):
+    home, settings = tmp_path / "run", ["a=1"]
+    home.mkdir()
+    (home / "ended").touch()
+    (home / "overrides.json").write_text(json.dumps(settings))
+    (home / "steps.jsonl").write_text(2 * '{"step": 1, "longest": 5}\n')
+    with pytest.raises(SystemExit, match="measured by an earlier version of this bench; name another --keep"):
+        run(home, Size(1, 1), CASES["grpo"], settings)
+
+
+def test_the_published_model_has_the_layers_that_it_has(capsys):
+    arguments = ArgumentParser()
+    add_size(arguments)
+    with pytest.raises(SystemExit):
+        size_of(arguments.parse_args(["--task", "smollm2", "--layers", "2"]), arguments)
+    assert "--layers 2: the model of --task smollm2 is as published" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("case", CASES)
+def test_each_case_has_a_recipe_of_each_task(case, task):
+    assert find_recipe(TASKS[task].recipe.format(CASES[case].algorithm)).folder.is_dir()
 
 
 def test_what_is_lost_or_twice_in_any_arm_counts():

@@ -177,7 +177,7 @@ TABLE = (
     on("simulate step.yaml h100 --set poll", "--set 'poll': needs KEY=VALUE"),
     on("simulate step.yaml h100 --set stock_pol=1", "options.stock_pol: unknown key (did you mean 'stock_poll'?)"),
     on("simulate step.yaml h100 --set rollout_memory=2", "needs >= 0.01 and <= 1.0"),
-    on("simulate step.yaml h100 --set migration=teleport", "options.migration='teleport': allowed: auto"),
+    on("simulate step.yaml h100 --set migration=teleport", "options.migration='teleport': needs one of 'auto'"),
     on("simulate step.yaml h100 --set schedule=magic", "method='magic'; allowed: serial"),
     on("simulate step.yaml h100 --set stock_poll=[", "--set 'stock_poll=[': the value is not YAML"),
     on("simulate step.yaml h100 --seeds 1 --strategy stock --timeline file", "file: cannot be written: Not a directory", file="text"),

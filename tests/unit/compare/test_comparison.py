@@ -46,7 +46,7 @@ def test_the_first_steps_of_each_run_are_left_out_of_times_and_not_of_rewards():
     resumed = compare(made(1, steps=10), made(1, fused=True, steps=6, first=4))
     assert resumed.steps == (5, 6, 7, 8, 9)
     assert compare(made(1, steps=10), made(1, fused=True), warm_up=3).steps == tuple(range(4, 11))
-    rewards = resumed.curve("reward")
+    (rewards,) = [curve for curve in resumed.curves if curve.name == "reward"]
     assert rewards is not None
     assert (min(rewards.base), min(rewards.fused)) == (1, 4)
 

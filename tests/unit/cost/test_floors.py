@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from tables import TINY, table
 
-from verl_fuse.cost.calibration import CPU_FLOORS, GRAPHS
+from verl_fuse.cost.calibration import CPU_FLOORS, GRAPHS, EngineFloors
 from verl_fuse.cost.floors import NO_FLOORS, fit_floors, generation_seconds, stage_errors, stage_seconds
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep, run_of
@@ -17,7 +17,17 @@ from verl_fuse.spec.timeline import INFERENCE_STAGES, TRAIN_STAGES, Span, Timeli
 
 TABLE = table()
 COST = ProfiledCost.of(TABLE, Cluster(1, 2, TABLE.device, 1e10, 1e10, 1e10))
-KNOWN = dataclasses.replace(NO_FLOORS, request=0.05, decode_step=0.02, call=0.06, microbatch=0.04, update=0.1, sync=0.2)
+# How much of a call is that of its sequences is assumed, not found.
+KNOWN = dataclasses.replace(
+    NO_FLOORS,
+    request=0.05,
+    decode_step=0.02,
+    call=CPU_FLOORS.call / 2,
+    row=CPU_FLOORS.row / 2,
+    microbatch=0.04,
+    update=0.1,
+    sync=0.2,
+)
 CONFIG = {
     "trainer": {"nnodes": 1, "n_gpus_per_node": 2},
     "data": {"train_batch_size": 16},
@@ -33,9 +43,11 @@ BY_SEQUENCES = {"micro_batch": dict.fromkeys((*INFERENCE_STAGES, *TRAIN_STAGES),
 BY_TOKENS = {"budget": dict.fromkeys((*INFERENCE_STAGES, *TRAIN_STAGES), 100), "packed": True, "recompute": True}
 
 
-def made_run(requests: int, seed: int, cut: dict, step: dict | None = None) -> RecordedRun:
-    """Stages by COST with the floors KNOWN; one request is the longest on its replica by far."""
-    cost, rng = dataclasses.replace(COST, engine=KNOWN), np.random.default_rng(seed)
+def made_run(
+    requests: int, seed: int, cut: dict, step: dict | None = None, floors: EngineFloors = KNOWN
+) -> RecordedRun:
+    """Stages by COST with these floors; one request is the longest on its replica by far."""
+    cost, rng = dataclasses.replace(COST, engine=floors), np.random.default_rng(seed)
     run = RecordedRun(**{"name": f"made {seed}", "ranks": 2, "micro_batch": {}, "minibatches": 1, "steps": (), **cut})
     steps = []
     for _ in range(3):
@@ -88,16 +100,20 @@ def test_a_request_waits_for_the_first_place_that_is_free():
     assert [passes(most) for most in (1, 2, 3, 4, None)] == [10, 7, 6, 5, 5]
 
 
-# Of 0.06 s a call and 0.04 s for each of 4 micro-batches, and 0.1 s an update.
-CPU = 0.22 / (CPU_FLOORS.call + 4 * CPU_FLOORS.microbatch), 0.1 / (CPU_FLOORS.update + 4 * CPU_FLOORS.backward)
+# Of 0.06 s a call of 16 sequences and 0.04 s for each of 4 micro-batches, and 0.1 s an update.
+CPU = (
+    0.22 / (CPU_FLOORS.call + 16 * CPU_FLOORS.row + 4 * CPU_FLOORS.microbatch),
+    0.1 / (CPU_FLOORS.update + 4 * CPU_FLOORS.backward),
+)
 ASSUMED = {
     "CPU": {
         "call": CPU[0] * CPU_FLOORS.call,
+        "row": CPU[0] * CPU_FLOORS.row,
         "microbatch": CPU[0] * CPU_FLOORS.microbatch,
         "update": CPU[1] * CPU_FLOORS.update,
         "backward": CPU[1] * CPU_FLOORS.backward,
     },
-    "H100": {"call": GRAPHS.call, "microbatch": 0.17 / 4, "update": GRAPHS.call, "backward": 0.05 / 4},
+    "H100": {"call": GRAPHS.call, "row": 0.0, "microbatch": 0.17 / 4, "update": GRAPHS.call, "backward": 0.05 / 4},
 }
 
 
@@ -118,6 +134,19 @@ def with_stage(step: RecordedStep, stage: str, seconds: float) -> RecordedStep:
     return dataclasses.replace(step, stages={**step.stages, stage: seconds})
 
 
+def test_a_batch_of_more_sequences_is_foreseen_from_a_run_of_fewer():
+    """On a CPU, whose calls take longer the more sequences they have."""
+    known = dataclasses.replace(CPU_FLOORS, request=0.05, sync=0.2, overlap=False, handover=0.0)
+    runs = [made_run(requests, seed, BY_SEQUENCES, floors=known) for seed, requests in enumerate((16, 32))]
+    cluster = dataclasses.replace(COST.cluster, device=dataclasses.replace(COST.cluster.device, name="CPU"))
+    cost = dataclasses.replace(COST, cluster=cluster)
+    for of, run in (runs, runs[::-1]):
+        found = dataclasses.replace(cost, engine=fit_floors([of], TINY, cost))
+        errors = {each.stage: each.predicted / each.measured for each in stage_errors(run, TINY, found)}
+        for stage in (*INFERENCE_STAGES, *TRAIN_STAGES):
+            assert errors[stage] == pytest.approx(1.0, abs=0.05), stage
+
+
 def test_without_a_pass_a_call_is_counted_with_its_updates():
     def trained(run: RecordedRun) -> RecordedRun:
         kept = {"gen", *TRAIN_STAGES}
@@ -129,7 +158,8 @@ def test_without_a_pass_a_call_is_counted_with_its_updates():
 
     found = fit_floors([trained(made_run(16, 0, BY_SEQUENCES)), trained(made_run(128, 1, BY_SEQUENCES))], TINY, COST)
     assert (found.call, found.sync) == (0.0, 0.0)
-    assert found.microbatch == pytest.approx(KNOWN.microbatch, rel=0.02)
+    # A micro-batch of both ranks has four sequences.
+    assert found.microbatch == pytest.approx(KNOWN.microbatch + 4 * KNOWN.row, rel=0.02)
     assert found.update == pytest.approx(KNOWN.call + KNOWN.update, rel=0.02)
 
 

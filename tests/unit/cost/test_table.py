@@ -30,7 +30,7 @@ def test_the_json_form_says_the_same(tmp_path: Path, engine):
         ("{", "not a verl-fuse profile"),
         ("[]", "profile version None"),
         (broken(version=2), "profile version 2; this release reads 1"),
-        (broken(models={}), "profile.models={}; needs a list"),
+        (broken(models={}), "profile.models={}: needs a list"),
         (broken(speed=1), "profile.speed: unknown key"),
         (broken(threads="1"), "profile.threads='1'"),
         (broken(device=None), "profile.device: missing name, memory, flops, bandwidth"),
@@ -39,7 +39,11 @@ def test_the_json_form_says_the_same(tmp_path: Path, engine):
             broken(device={"name": "x", "memory": 1.0, "flops": 1.0, "bandwidth": 0.0}),
             "bandwidth=0.0; needs a number > 0",
         ),
-        (broken(models=[{"tp": 1}]), r"profile.models\[0\].measurements=None"),
+        (
+            broken(models=[{"tp": 1, "measurements": None}]),
+            r"2 problems:\n  - profile.models\[0\].measurements=null: needs a list",
+        ),
+        (broken(models=[{"tp": 1}]), r"profile.models\[0\]: missing model, optimizer_rate, measurements"),
         (broken(models=[{"tp": 1, "measurements": []}]), r"profile.models\[0\]: missing model, optimizer_rate"),
     ],
 )
@@ -54,7 +58,10 @@ def test_another_file_is_refused(tmp_path: Path, text: str, message: str):
     [
         ({"seconds": [[1.0]]}, "needs 3 x 2 times"),
         ({"seconds": [[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]}, "0.0 seconds; needs finite numbers > 0"),
-        ({"seconds": [[1.0, 1.0], [1.0, True], [1.0, 1.0]]}, "needs a list of rows of numbers"),
+        (
+            {"seconds": [[1.0, 1.0], [1.0, True], [1.0, 1.0]]},
+            r"models\[0\].measurements\[0\].seconds\[1\]=\[1.0, True\]: needs a list of float",
+        ),
         ({"batches": [4, 1, 16]}, r"batches=\[4, 1, 16\]; needs ascending"),
         ({"part": "tail"}, "needs one of 'embedding', 'block', 'head'"),
         ({"part": "head", "direction": "decode"}, "needs one measurement of"),

@@ -9,10 +9,10 @@ from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.decode import DecodeCost
-from verl_fuse_elastic.corrections import Corrections
+from verl_fuse.timeline.generated import generated_tokens
+from verl_fuse_elastic.corrections import Corrections, Unforetold
 from verl_fuse_elastic.learned import KEPT, ElasticHistory
 from verl_fuse_elastic.scaling import Forecast
-from verl_fuse_elastic.unforetold import Unforetold
 
 MATH = Prompt("1", "a", "math", 2)
 
@@ -106,7 +106,8 @@ def test_shares_of_generated_tokens_survive_a_checkpoint_and_an_older_one_has_no
     turn = step(0.1).spans[0]
     spans = tuple(replace(turn, start=at, args={**turn.args, "prompt": "1"}) for at in (0.0, 2.0))
     generation = Span("gen", "step", "stage", 0.0, 500.0)
-    learned.learn_turns(Timeline("run", 1, 0.0, 1000.0, (generation, *spans)), {"1": MATH}, {"1": [150, 250]})
+    timeline = Timeline("run", 1, 0.0, 1000.0, (generation, *spans))
+    learned.shares.learn(generated_tokens(timeline), {"1": MATH}, {"1": [150, 250]})
     assert learned.shares.of("math") == 0.5
     learned.save(tmp_path, devices=1)
     assert KEPT.load(tmp_path, devices=8).shares == learned.shares

@@ -3,8 +3,8 @@ import pytest
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import Line
+from verl_fuse_elastic.corrections import Unforetold
 from verl_fuse_elastic.scaling import Terms, forecasts
-from verl_fuse_elastic.unforetold import Unforetold
 
 PROMPTS = [Prompt(f"u{n}", f"k{n}", "math", 4, Prediction(50.0, 50.0)) for n in range(16)]
 PREFILL = 0.3

@@ -98,7 +98,7 @@ def test_another_version_is_refused_before_anything_is_imported(acme, make_patch
     assert greet() == "upstream"
 
 
-@pytest.mark.parametrize("change", [{"needed": lambda: False}, {"distributions": ("acme-absent",)}])
+@pytest.mark.parametrize("change", [{"needed": lambda version: False}, {"distributions": ("acme-absent",)}])
 def test_a_patch_that_is_not_needed_is_left_alone(acme, make_patch, change):
     patch = make_patch(**change)
     install([patch])
@@ -138,7 +138,7 @@ def test_settling_leaves_a_refused_patch_refused(acme, make_patch, monkeypatch):
 def test_patches_rest_on_what_they_replace_and_watch(acme, make_patch, monkeypatch):
     patches = {
         "one": make_patch(watched=(("acme_lib:helper", "0123456789abcdef"),)),
-        "two": make_patch(needed=lambda: False),
+        "two": make_patch(needed=lambda version: False),
     }
     monkeypatch.setattr(registry, "NAMES", tuple(patches))
     monkeypatch.setattr(registry, "load", patches.get)

@@ -11,7 +11,6 @@ from verl_fuse.plan.dominance import undominated
 from verl_fuse.plan.metropolis import metropolis
 from verl_fuse.plan.neighbourhood import improve
 from verl_fuse.plan.search import search
-from verl_fuse.plan.support import supported
 
 SEEDS = range(40)
 TIGHT = (10.0, 1.0, 0.6, 0.4)
@@ -37,20 +36,6 @@ def test_the_best_plan_needs_no_dominated_option(seed: int):
     space = random_space(seed, options=4, tight=TIGHT[seed % 4])
     kept = space.keep(undominated(space.tables))
     assert best_by_brute_force(filled(kept)) == pytest.approx(best_by_brute_force(filled(space)))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_an_option_of_a_better_plan_is_supported(seed: int):
-    space = filled(random_space(seed, options=3, tight=TIGHT[seed % 4]))
-    t, relaxation = space.tables, relax(space.tables)
-    rng = np.random.default_rng(seed)
-    for _ in range(10):
-        choice = random_choice(space, rng)
-        below = cost(t, choice) + 1e-6
-        if below < OVERFULL:
-            candidates = branch.candidates(t, branch.bounds_alone(t, relaxation), below)
-            kept = supported(t, relaxation, candidates, below)
-            assert [choice[c] in kept.options[c, : kept.counts[c]] for c in range(len(choice))] == [True] * len(choice)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -90,15 +90,19 @@ def test_the_sync_goes_on_top_of_another_plugins_workers():
 
 # Ray warns when verl is imported.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("timeout", "checksums"), [(30.0, True), (None, None)])
-def test_workers_wait_and_sum_as_the_block_says(monkeypatch, timeout, checksums):
+@pytest.mark.parametrize(
+    ("block", "options"),
+    [({"timeout": 30.0, "checksums": True}, TransferOptions(30.0, True)), ({}, TransferOptions(300.0, False))],
+)
+def test_workers_wait_and_sum_as_the_block_says(monkeypatch, block, options):
     pytest.importorskip("verl")
     asked = []
     target = "verl_fuse_realloc.sync.hybrid.shard_sync_worker_class"
     monkeypatch.setattr(target, lambda base, options: asked.append(options) or object)
-    block = {"weight_sync": "shards", "timeout": timeout, "checksums": checksums}
-    plugins.load().hook.fuse_worker_class(model="actor", base=object, config=composed(fuse__realloc=block))
-    assert asked == [TransferOptions(30.0, True) if timeout else TransferOptions(300.0, False)]
+    config = composed()
+    config.fuse.realloc = {"weight_sync": "shards", **block}
+    plugins.load().hook.fuse_worker_class(model="actor", base=object, config=config)
+    assert asked == [options]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import re
 import pytest
 from rich.console import Console
 
-from verl_fuse.cli.report import Change, StageTime, print_summary, read_metrics, stage_times, validation_changes
+from verl_fuse.cli.report import Change, logged, print_summary, read_metrics, stage_times, validation_changes
+from verl_fuse.compare.run import RunMetrics
 from verl_fuse.errors import FuseError
 
 ACC = "val-core/verl_fuse_cpu/euclid/acc/mean@1"
@@ -24,23 +25,21 @@ def metrics(tmp_path):
 
 
 def test_validation_before_and_after(metrics):
-    assert validation_changes(read_metrics(metrics)) == [Change(ACC, before=0.4, after=0.7, first_step=0, last_step=3)]
+    assert validation_changes(logged(metrics.parent)) == [Change(ACC, before=0.4, after=0.7, first_step=0, last_step=3)]
 
 
 def test_step_times_leave_out_the_first_step(metrics):
-    assert stage_times(read_metrics(metrics)) == (
-        2,
-        [StageTime("gen", 1.5), StageTime("other", 1.5), StageTime("step", 3.0), StageTime("testing", 0.5)],
-    )
+    count, stages = stage_times(logged(metrics.parent))
+    assert (count, [*stages.items()]) == (2, [("gen", 1.5), ("other", 1.5), ("step", 3.0), ("testing", 0.5)])
 
 
 def test_a_single_step_is_counted():
-    assert stage_times([(1, {"timing_s/step": 9.0})]) == (1, [StageTime("other", 9.0), StageTime("step", 9.0)])
+    assert stage_times(RunMetrics.of("", [(1, {"timing_s/step": 9.0})])) == (1, {"other": 9.0, "step": 9.0})
 
 
 def test_what_verl_times_of_single_requests_is_no_stage():
     records = [(1, {"timing_s/step": 9.0, "timing_s/gen": 9.0, "timing_s/agent_loop/slowest/generate_sequences": 3.0})]
-    assert [stage.name for stage in stage_times(records)[1]] == ["gen", "other", "step"]
+    assert [*stage_times(RunMetrics.of("", records))[1]] == ["gen", "other", "step"]
 
 
 def test_shares_add_up_and_what_was_hidden_is_said(tmp_path):
@@ -87,4 +86,4 @@ def test_a_torn_line_is_named(metrics):
 
 def test_an_update_with_its_own_values_is_the_critics_update():
     timed = {"timing_s/step": 3.0, "timing_s/values": 2.0, "fuse/update_own_values": 1.0}
-    assert [stage.name for stage in stage_times([(1, timed)])[1]] == ["update_critic", "other", "step"]
+    assert [*stage_times(RunMetrics.of("", [(1, timed)]))[1]] == ["update_critic", "other", "step"]

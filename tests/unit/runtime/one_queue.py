@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from greenlet import getcurrent, greenlet
 
-from verl_fuse.runtime import nccl, row
+from verl_fuse.runtime import row
 from verl_fuse.runtime.links import Link
 from verl_fuse.runtime.lower import lower
+from verl_fuse.runtime.nccl import NcclPort
 from verl_fuse.runtime.row import RowExecution
 from verl_fuse.runtime.stage import TensorSpec
 
@@ -73,7 +74,7 @@ class Device:
 
 
 class Machine:
-    """All ranks' devices, and torch.distributed for NCCL on them: the rank that calls is the greenlet's."""
+    """All ranks' devices, and the groups of NCCL on them: the rank that calls is the greenlet's."""
 
     def __init__(self, ranks: int, width: int) -> None:
         self.devices = [Device() for _ in range(ranks)]
@@ -88,20 +89,14 @@ class Machine:
         self._posted[OPS, rank] += 1
         self._ends[key].append(self.devices[rank].launch(OPS, key))
 
-    def isend(self, message: torch.Tensor, target: int, group: Any) -> Launch:
-        rank = getcurrent().rank
-        # NCCL's stream waits for what the current stream holds.
-        return self._end("send", group, rank, target, (self.devices[rank].last(OPS),))
-
-    def irecv(self, message: torch.Tensor, source: int, group: Any) -> Launch:
-        rank = getcurrent().rank
-        return self._end("receive", group, source, rank, (self.devices[rank].last(OPS),))
-
-    def _end(self, way: str, group: Any, source: int, target: int, after: tuple[Launch | None, ...]) -> Launch:
+    def end(self, way: str, group: Any, source: int, target: int) -> Launch:
+        """One end of a message."""
         place = (way, group, source, target)
         key = (group, source, target, self._posted[place])
         self._posted[place] += 1
-        launched = self.devices[getcurrent().rank].launch((group, source, target), key, after)
+        device = self.devices[getcurrent().rank]
+        # NCCL's stream waits for what the current stream holds.
+        launched = device.launch((group, source, target), key, (device.last(OPS),))
         self._ends[key].append(launched)
         return launched
 
@@ -117,6 +112,20 @@ class Machine:
 
     def _whole(self, key: Any) -> bool:
         return len(self._ends[key]) == (self._width if key[0] == OPS else 2)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group of all ranks."""
+
+    machine: Machine
+    name: object
+
+    def send(self, messages: list[torch.Tensor], target: int, tag: int) -> Launch:
+        return self.machine.end("send", self.name, getcurrent().rank, target)
+
+    def recv(self, messages: list[torch.Tensor], source: int, tag: int) -> Launch:
+        return self.machine.end("receive", self.name, source, getcurrent().rank)
 
 
 class IdleStage:
@@ -167,14 +176,12 @@ def run(problem: Any, orders: Any, depth: int, draw: random.Random, monkeypatch:
     it does not end."""
     ranks = width * problem.ranks
     program, machine, scheduler = lower(problem, orders), Machine(ranks, width), getcurrent()
-    monkeypatch.setattr(nccl, "dist", SimpleNamespace(isend=machine.isend, irecv=machine.irecv))
-    monkeypatch.setattr(Link, "backend", lambda link, device: "nccl")
     monkeypatch.setattr(row, "clock_for", lambda device: SimpleNamespace(mark=lambda: 0, read=lambda: [0.0]))
 
     def link(index: int, row: int, lane: int) -> Link:
         stages = problem.pipelines[index].ranks
-        groups: Any = {kind: (index, lane, kind) for kind in "FB"}
-        return Link(tuple(width * rank + lane for rank in stages), stages.index(row), groups)
+        ports: Any = {kind: NcclPort(Group(machine, (index, lane, kind)), range(ranks)) for kind in "FB"}
+        return Link(tuple(width * rank + lane for rank in stages), stages.index(row), ports)
 
     def play(rank: int) -> None:
         row, lane = divmod(rank, width)

@@ -3,6 +3,7 @@ itself does is not shown here."""
 
 import threading
 import time
+import weakref
 from collections import Counter
 from datetime import timedelta
 from types import SimpleNamespace
@@ -11,10 +12,12 @@ import pytest
 import torch.distributed as dist
 
 from verl_fuse.errors import FuseError
-from verl_fuse.runtime.reshard import nccl
+from verl_fuse.runtime import nccl
+from verl_fuse.runtime.nccl import NcclPort
 from verl_fuse.runtime.reshard.loop import TransferLoop
-from verl_fuse.runtime.reshard.nccl import NcclPort
 from verl_fuse.runtime.watch import STORE_POLL_SECONDS, Watch
+
+PEERS = range(2)
 
 
 class Work:
@@ -53,6 +56,19 @@ class Group:
         self.blocks.wait(60)
 
 
+def test_a_message_that_is_through_holds_no_memory():
+    work = Work()
+    port = NcclPort(Group(work), PEERS)
+    handle = port.receive(None, 1)
+    assert not handle.done()
+    work.over = True
+    assert handle.done()
+    kept = weakref.ref(work)
+    del work
+    assert kept() is None
+    assert handle.done()
+
+
 class CountingStore:
     """A real store, with a count of its requests."""
 
@@ -81,12 +97,12 @@ def waiting_loop(port):
 def test_a_rank_that_waits_asks_the_store_a_few_times_a_second_and_nccl_often():
     work, counts = Work(), Counter()
     store = CountingStore(dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30)), counts)
-    loop = waiting_loop(NcclPort(Group(work)))
+    loop = waiting_loop(NcclPort(Group(work), PEERS))
     seconds = 5 * STORE_POLL_SECONDS
     with Watch("nccl", store, 0, [0, 1], timeout=30) as watch:
         timer = threading.Timer(seconds, lambda: setattr(work, "over", True))
-        timer.start()
         before, begun = sum(counts.values()), time.monotonic()
+        timer.start()
         assert watch.wait("a message", [1], loop._poll)
         waited, asked = time.monotonic() - begun, sum(counts.values()) - before
         timer.join()
@@ -98,7 +114,7 @@ def test_a_rank_that_waits_asks_the_store_a_few_times_a_second_and_nccl_often():
 
 def test_a_port_with_nothing_on_its_way_frees_nccl_in_order():
     done, broken = Work(), Work(broken=True)
-    port = NcclPort(group := Group(done, broken))
+    port = NcclPort(group := Group(done, broken), PEERS)
     port.send(None, 1)  # type: ignore[arg-type]
     port.receive(None, 1)  # type: ignore[arg-type]
     done.over = True
@@ -107,7 +123,7 @@ def test_a_port_with_nothing_on_its_way_frees_nccl_in_order():
 
 
 def test_after_a_fault_what_is_on_its_way_is_aborted_and_nobody_is_waited_for():
-    port = NcclPort(group := Group(Work()))
+    port = NcclPort(group := Group(Work()), PEERS)
     group.blocks.clear()
     port.receive(None, 1)  # type: ignore[arg-type]
     begun = time.monotonic()
@@ -118,7 +134,7 @@ def test_after_a_fault_what_is_on_its_way_is_aborted_and_nobody_is_waited_for():
 
 def test_a_shutdown_that_hangs_with_nothing_on_its_way_is_said(monkeypatch):
     monkeypatch.setattr(nccl, "SHUTDOWN_SECONDS", 0.2)
-    port = NcclPort(group := Group())
+    port = NcclPort(group := Group(), PEERS)
     group.blocks.clear()
     with pytest.raises(FuseError, match=r"NCCL did not free its communicators in 0\.2 s, with nothing on its way"):
         port.close()

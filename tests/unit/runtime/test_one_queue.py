@@ -10,7 +10,7 @@ from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 pytest.importorskip("greenlet")
 from one_queue import Hang, run
 
-from verl_fuse.runtime import nccl
+from verl_fuse.runtime.nccl import NcclPort
 
 
 def hangs(seeds: range, depth: int, monkeypatch, width: int = 1) -> int:
@@ -49,7 +49,7 @@ def test_ranks_that_have_nothing_left_to_run_let_all_their_messages_leave(placem
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_two_messages_on_a_stream_hang_some_programs(width, monkeypatch):
-    monkeypatch.setattr(nccl, "POSTED", 2)
+    monkeypatch.setattr(NcclPort, "most", 2)
     found = hangs(range(100), 2, monkeypatch, width)
     assert found > 50
     print(f"{found} of 100 programs hang with two messages on a stream, {width} ranks a stage")

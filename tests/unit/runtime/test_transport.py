@@ -9,10 +9,11 @@ import torch
 from ranks import CPU, Ranks, World
 
 from verl_fuse.errors import FuseError
+from verl_fuse.runtime.gloo import GlooHandle
 from verl_fuse.runtime.links import open_links
 from verl_fuse.runtime.lost import LostPeer
 from verl_fuse.runtime.stage import TensorSpec
-from verl_fuse.runtime.transport import open_inbox, open_outbox
+from verl_fuse.runtime.transport import Inbox, Outbox
 
 PAIR = [(0, 1)]
 SPECS = [TensorSpec((m + 1,), torch.float32) for m in range(5)]
@@ -20,6 +21,16 @@ SPECS = [TensorSpec((m + 1,), torch.float32) for m in range(5)]
 
 def nothing() -> None:
     """Other messages have left."""
+
+
+def test_a_message_whose_error_is_known_before_it_is_over_is_never_taken_for_received():
+    message = torch.empty(1)
+    handle = GlooHandle(message, message, peer=3)
+    handle.error = RuntimeError("connection closed")
+    assert not handle.done()
+    handle.over = True
+    with pytest.raises(LostPeer, match="rank 3: connection closed"):
+        handle.done()
 
 
 @pytest.fixture
@@ -32,13 +43,13 @@ def in_order(world: World) -> list[list[float]] | str:
     """Rank 0 sends everything before rank 1 asks for anything."""
     link = world.links(PAIR)[0]
     if world.rank == 0:
-        box = open_outbox(link, "F", CPU)
+        box = Outbox(link.ports["F"], 1)
         for m, spec in enumerate(SPECS):
             box.put(torch.full(spec.shape, float(m)))
         world.store.set("all put", "")
         return "flushed" if box.flush(30, nothing) else "not flushed"
     world.store.wait(["all put"])
-    box = open_inbox(link, "F", SPECS, 2, CPU)
+    box = Inbox(link.ports["F"], 0, SPECS, 2, CPU)
     messages = [box.take(30, nothing) for _ in SPECS]
     assert box.take(0.0, nothing) is None
     return [message.tolist() for message in messages if message is not None]
@@ -55,13 +66,13 @@ def buffers(world: World) -> list[bool] | int:
     """Rank 1 takes nothing until rank 0 has seen that not everything leaves."""
     link = world.links(PAIR)[0]
     if world.rank == 0:
-        box = open_outbox(link, "F", CPU)
+        box = Outbox(link.ports["F"], 1)
         for _ in range(5):
             box.put(torch.ones(100_000))
         blocked = box.flush(0.5, nothing)
         world.store.set("blocked", "")
         return [blocked, box.flush(30, nothing)]
-    box = open_inbox(link, "F", [TensorSpec((100_000,), torch.float32)] * 5, 2, CPU)
+    box = Inbox(link.ports["F"], 0, [TensorSpec((100_000,), torch.float32)] * 5, 2, CPU)
     world.store.wait(["blocked"])
     return sum(int(message[0]) for _ in range(5) if (message := box.take(30, nothing)) is not None)
 
@@ -72,8 +83,8 @@ def test_only_so_many_messages_are_received_ahead(ranks: Ranks):
 
 def killed(world: World) -> list[int]:
     link = world.links(PAIR)[0]
-    inbox = open_inbox(link, "B", SPECS, 1, CPU) if world.rank == 0 else None
-    outbox = open_outbox(link, "F", CPU) if world.rank == 0 else None
+    inbox = Inbox(link.ports["B"], 1, SPECS, 1, CPU) if world.rank == 0 else None
+    outbox = Outbox(link.ports["F"], 1) if world.rank == 0 else None
     if inbox is None or outbox is None:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError

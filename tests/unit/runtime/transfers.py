@@ -10,7 +10,8 @@ from verl_fuse.reshard.parameters import ModelParameters, parameters_of
 from verl_fuse.reshard.program import TransferProgram, plan_transfer
 from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.text import sharding_from
-from verl_fuse.runtime.reshard.port import Port, open_port
+from verl_fuse.runtime.port import Port
+from verl_fuse.runtime.reshard.port import open_port
 from verl_fuse.runtime.reshard.transfer import Transfer
 from verl_fuse.runtime.watch import Watch
 from verl_fuse.spec.model import Model

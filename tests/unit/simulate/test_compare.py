@@ -80,8 +80,3 @@ def test_one_value_has_no_interval():
 def test_a_ratio_is_one_of_sums():
     ratio = estimate(np.array([2.0, 6.0]), np.array([1.0, 3.0]))
     assert (ratio.mean, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
-
-
-def test_no_seeds_are_refused():
-    with pytest.raises(FuseError, match="seeds=0"):
-        compare(ppo(), h100(), seeds=0)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from timings import roofline_timing
 
+from ci.bench.elastic_simulated import infer_on_freed
 from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.elastic import (
     BALANCES,
     ReplicaAssignment,
     best_assignment,
     cut_and_migrate,
-    infer_on_freed,
     queues_of,
     run_elastic,
     shared_prefixes,

@@ -1,5 +1,6 @@
 """Whole steps under every strategy."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +10,13 @@ from setups import NO_POLL, grpo, h100, ppo
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions, of_plan
 from verl_fuse.simulate.placement import is_apart
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
+from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.composed import ROLLOUT
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan
 
@@ -163,7 +166,7 @@ def test_an_update_is_streamed_into_the_tail_where_copies_fit():
     assert alone.seconds == pytest.approx(copies.seconds)
     # A migration frees whole replicas for it.
     moved = run(ON_POLICY, "stream+interstage", plan=plan)
-    assert moved.generation.paused is not None
+    assert moved.generation.moves
     assert moved.seconds < copies.seconds
 
 
@@ -250,13 +253,18 @@ def test_an_unknown_strategy_is_refused():
 
 
 def test_options_out_of_range_are_refused():
-    with pytest.raises(FuseError, match=r"options.rollout_memory=1.5: needs 0.01 to 1"):
-        SimulationOptions(rollout_memory=1.5)
-    with pytest.raises(FuseError, match=r"options.migration='fax': allowed: auto, prefill, transfer"):
-        SimulationOptions(migration="fax")
-    for name in ("inf", "nan"):
-        with pytest.raises(FuseError, match=f"options.stock_poll={name}: needs a finite number"):
-            SimulationOptions(stock_poll=float(name))
+    for options, told in (
+        ({"rollout_memory": 1.5}, "rollout_memory=1.5: needs >= 0.01 and <= 1.0"),
+        ({"migration": "fax"}, "migration='fax': needs one of 'auto', 'prefill', 'transfer'"),
+        ({"stock_poll": math.inf}, "stock_poll=inf: needs >= 0.0 and a finite number"),
+        ({"stock_poll": math.nan}, "stock_poll=nan: needs >= 0.0 and a finite number"),
+    ):
+        with pytest.raises(FuseError, match=f"^options.{told}$"):
+            read_block(SimulationOptions, options, "options")
+    overrides = {f"{ROLLOUT}.gpu_memory_utilization": 5.0}
+    planned = Plan((CallPlan("actor_generate", Mesh(0, 1), Layout()),), overrides=overrides)
+    with pytest.raises(FuseError, match=r"^options.rollout_memory=5.0: needs >= 0.01 and <= 1.0$"):
+        of_plan(SimulationOptions(), planned)
 
 
 def test_a_rollout_without_room_for_one_sequence_is_refused():

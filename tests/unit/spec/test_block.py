@@ -1,5 +1,6 @@
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -121,3 +122,37 @@ def test_all_problems_of_a_block_are_found_at_once():
     with pytest.raises(FuseError) as error:
         read_block(Device, {"memory": "much", "cores": -1, "nam": "x"}, "device")
     assert len(error.value.args) == 4, str(error.value)
+
+
+@dataclass(frozen=True)
+class Lists:
+    inners: tuple[Inner, ...] = ()
+    rows: tuple[tuple[float, ...], ...] = ()
+    pairs: tuple[tuple[str, float], ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+def test_values_of_any_type_are_read_as_they_are():
+    @dataclass(frozen=True)
+    class Passed:
+        parameters: Mapping[str, Any] | None = None
+
+    given = {"tag": "x", "inner": {"number": 1, "list": [None]}}
+    assert read_block(Passed, {"parameters": given}, "x") == Passed(given)
+    with pytest.raises(FuseError, match=r"x\.parameters='tag': needs names, each with any value or null"):
+        read_block(Passed, {"parameters": "tag"}, "x")
+
+
+def test_items_of_lists_are_read_and_named_by_their_places():
+    data = {"inners": [{"size": 2}], "rows": [[1, 2.5]], "pairs": [["a", 1]], "shares": {"x": 1}}
+    assert read_block(Lists, data, "x") == Lists((Inner(2),), ((1, 2.5),), (("a", 1),), {"x": 1})
+    faulty = {"inners": [{}, {"size": "2"}, {"siz": 3}], "rows": [[1], [True]], "pairs": {}, "shares": {"x": "1"}}
+    with pytest.raises(FuseError) as error:
+        read_block(Lists, faulty, "x")
+    assert [message.partition(": ")[0] for message in error.value.args] == [
+        "x.inners[1].size='2'",
+        "x.inners[2].siz",
+        "x.rows[1]=[True]",
+        "x.pairs={}",
+        "x.shares={'x'",
+    ]

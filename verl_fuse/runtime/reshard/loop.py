@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from verl_fuse.reshard.program import StreamRange, TransferProgram
+from verl_fuse.runtime.port import Handle, Port
 from verl_fuse.runtime.reshard.holding import HeldTensors
 from verl_fuse.runtime.reshard.messages import PackedMessage, Packer, keep
-from verl_fuse.runtime.reshard.port import Handle, Port
 from verl_fuse.runtime.watch import Watch
 
 Buffers = tuple[list[torch.Tensor], list[torch.Tensor]]

@@ -21,7 +21,7 @@ from verl_fuse.reshard.parameters import ModelParameters
 from verl_fuse.reshard.program import MESSAGES_PER_BUCKET, plan_transfer
 from verl_fuse.reshard.sharding import LocalTensor, PlacedSharding
 from verl_fuse.runtime.blame import Verdict
-from verl_fuse.runtime.reshard.port import Port
+from verl_fuse.runtime.port import Port
 from verl_fuse.runtime.reshard.transfer import Transfer, TransferReport
 from verl_fuse.runtime.reshard.version import WeightVersion
 from verl_fuse.runtime.watch import Stopped, Watch

@@ -20,10 +20,10 @@ import torch
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.program import TransferProgram
 from verl_fuse.runtime.blame import Verdict
+from verl_fuse.runtime.port import Port
 from verl_fuse.runtime.reshard.holding import HeldTensors, check_apart
 from verl_fuse.runtime.reshard.loop import TransferLoop
 from verl_fuse.runtime.reshard.messages import Packer, buffer_bytes, parcels
-from verl_fuse.runtime.reshard.port import Port
 from verl_fuse.runtime.reshard.version import WeightVersion
 from verl_fuse.runtime.watch import Watch
 

@@ -1,19 +1,19 @@
 """Draws Gantt chart and memory curves with matplotlib, as .svg or .png."""
 
-import os
+from io import BytesIO
 from pathlib import Path
 
 from verl_fuse.errors import FuseError
 from verl_fuse.extras import install
 from verl_fuse.schedule.render.colors import color
 from verl_fuse.schedule.render.curve import labels, memory_curve, summary
-from verl_fuse.spec.files import reason
+from verl_fuse.spec.files import save
 from verl_fuse.spec.schedule import Schedule
 from verl_fuse.spec.units import in_memory, in_time
 
 
 def save_plot(schedule: Schedule, path: Path) -> None:
-    """Write the picture to a temporary file, then rename it; a FuseError names the extra when matplotlib is missing."""
+    """Write the picture; a FuseError names the extra when matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
@@ -58,12 +58,6 @@ def save_plot(schedule: Schedule, path: Path) -> None:
         memory.axhline(limit, label=f"limit {in_memory(limit, units[1])}", **limits)
     if ranks <= 16:
         memory.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            figure.savefig(temporary, format=path.suffix[1:], dpi=110)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise FuseError(f"{path}: cannot be written: {reason(error)}") from error
+    picture = BytesIO()
+    figure.savefig(picture, format=path.suffix[1:], dpi=110)
+    save(path, picture.getvalue())
