@@ -211,7 +211,8 @@ def _show(report: Mapping[str, Any], run: Run, preset: PresetName, choices: Sequ
         alike.setdefault((plain, tuple(report["unlock"].get(switch, ()))), []).append(switch)
     for (reasons, overrides), switches in alike.items():
         off = f"without {', '.join(switches)}:"
-        for line in [off, *(f"  - {reason}" for reason in reasons)] if len(reasons) > 1 else [f"{off} {reasons[0]}"]:
+        several = [off, *(f"  - {reason}" for reason in reasons)]
+        for line in several if len(reasons) > 1 else [f"{off} {reason}" for reason in reasons]:
             say(line)
         if overrides:
             # Another value of these is another training, and not only another place, engine or kernel.
