@@ -33,7 +33,6 @@ from ci.bench.step import (
     described,
     of,
     overrides,
-    packed,
     run,
     shares,
     size_of,
@@ -41,7 +40,7 @@ from ci.bench.step import (
     told_of,
     validation,
 )
-from ci.bench.support.runs import in_folder, launch, parser, to_and_fro
+from ci.bench.support.runs import in_folder, launch, packed, parser, to_and_fro
 from ci.upstream.ab.record import PARAMETERS, quantities
 
 COMMON = CASES["common"]

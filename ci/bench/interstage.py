@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ci.bench.support.runs import SEED, command_line, launch, ratio_of_arms
+from ci.bench.support.runs import SEED, command_line, launch, packed, ratio_of_arms
 
 ARMS = ("stock", "control", "fused")
 PROMPTS, SAMPLES_PER_PROMPT = 12, 4
@@ -90,17 +90,7 @@ def overrides(folder: Path, steps: int, prompts: int = PROMPTS) -> list[str]:
         f"actor_rollout_ref.rollout.max_model_len={LONGEST + PROMPT}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=heavy_tail",
         # Stock verl is fastest without padding on such lengths.
-        "actor_rollout_ref.model.use_remove_padding=true",
-        "critic.model.use_remove_padding=true",
-        "actor_rollout_ref.actor.use_dynamic_bsz=true",
-        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}",
-        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
-        f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={tokens}",
-        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
-        f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={tokens}",
-        "critic.use_dynamic_bsz=true",
-        # verl 0.9.1 reads this key alone for the critic.
-        f"++critic.ppo_infer_max_token_len_per_gpu={tokens}",
+        *packed(tokens),
         "actor_rollout_ref.actor.optim.lr=1e-6",
         # The actor is never trained, to save time; its weights are still synced and refreshed.
         f"trainer.critic_warmup={steps + 1}",

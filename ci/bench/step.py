@@ -34,7 +34,7 @@ before and after each run.
     python -m ci.bench.step [--task smollm2] [--case grpo] [--arms stock all] [--rounds 1] [--steps 11] [--epoch 3]
         [--layers 8] [--quick] [--keep DIRECTORY] [--picture FILE.svg]
 
-`--quick` is stock and `fast`, of one case: two rounds, of `smollm2` one of 3 steps (20 minutes). With `--keep`, runs
+`--quick` is stock and `fast`, of one case: two rounds, of `smollm2` one of 3 steps (15 minutes). With `--keep`, runs
 that are there already are not repeated.
 """
 
@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 
 from ci.bench.support.picture import draw
-from ci.bench.support.runs import bootstrap, in_folder, interval, launch, parser, ratio, to_and_fro
+from ci.bench.support.runs import bootstrap, in_folder, interval, launch, packed, parser, ratio, to_and_fro
 from verl_fuse.cli.report import read_metrics
 from verl_fuse.cli.run import BASELINE
 from verl_fuse_cpu.task.make import make
@@ -74,24 +74,6 @@ LITTLE = "actor_rollout_ref.actor.optim.lr=1.0e-6"
 PRESET = {"preset": ("fuse.preset=fast",)}
 # A reward is reached where its mean over so many steps is; the part of stock's way that counts as reached.
 WINDOW, WAY = 5, 0.9
-
-
-def packed(tokens: int) -> tuple[str, ...]:
-    """Return the overrides of rows without padding, in micro-batches of so many tokens."""
-    return (
-        "actor_rollout_ref.model.use_remove_padding=true",
-        "critic.model.use_remove_padding=true",
-        "actor_rollout_ref.actor.use_dynamic_bsz=true",
-        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}",
-        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
-        f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={tokens}",
-        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
-        f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={tokens}",
-        "critic.use_dynamic_bsz=true",
-        # verl 0.9.1 reads this key alone for the critic, and packs 32,768 tokens without it: a mask over all of them,
-        # which attention on a CPU needs, then makes the critic's update up to twice as long as the actor's.
-        f"++critic.ppo_infer_max_token_len_per_gpu={tokens}",
-    )
 
 
 def _say(line: str) -> None:

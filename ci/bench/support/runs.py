@@ -1,5 +1,5 @@
-"""The benches with real verl share these parts: a run of a recipe with a module of arms/, the command line, and
-intervals."""
+"""The benches with real verl share these parts: a run of a recipe with a module of arms/, overrides of packed rows, the
+command line, and intervals."""
 
 import argparse
 import json
@@ -44,6 +44,24 @@ def launch(
         code = child.run(command, environment, output).code
     if code:
         sys.exit(f"the run ended with exit code {code}:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def packed(tokens: int) -> tuple[str, ...]:
+    """Return the overrides of rows without padding, in micro-batches of so many tokens."""
+    return (
+        "actor_rollout_ref.model.use_remove_padding=true",
+        "critic.model.use_remove_padding=true",
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+        f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={tokens}",
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
+        f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={tokens}",
+        "critic.use_dynamic_bsz=true",
+        # verl 0.9.1 reads this key alone for the critic, and packs 32,768 tokens without it: a mask over all of them,
+        # which attention on a CPU needs, then makes the critic's update up to twice as long as the actor's.
+        f"++critic.ppo_infer_max_token_len_per_gpu={tokens}",
+    )
 
 
 def bootstrap(*rows: Sequence[float]) -> np.ndarray:
